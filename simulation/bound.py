@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from libs.quota import MINUTE_NS
-from libs.quota.shares import OwnShare, Share
+from libs.quota.amount import Amount
 from simulation.parties import SECOND, SHARE_NS, Fact, Gateway, Limiter, Piece, Request, counted, lease_of
 
 EDGE = ""
@@ -71,7 +71,7 @@ class Bound(ABC):
         """What its gateway gave out by itself."""
 
     @abstractmethod
-    def _left(self, share: OwnShare | Share) -> int:
+    def _left(self, left: Amount) -> int:
         """What can be given out of it yet."""
 
     def _holds(self, share: Fact, limiter: Limiter, holder: str) -> bool:
@@ -83,9 +83,9 @@ class Bound(ABC):
         world = self._world
         self.allowed = sum(self._unknown(limiter, holder, rid, request) for rid, request in world.requests.items())
         for gateway in world.gateways:
-            for fact, share in gateway.usable(world.now):
+            for fact, left in gateway.usable(world.now):
                 if fact not in limiter.knows:
-                    self.allowed += max(0, self._left(share))
+                    self.allowed += max(0, self._left(left))
         self.since.clear()
 
     def given(self, rid: str, piece: Piece) -> None:
@@ -154,8 +154,8 @@ class Tokens(Bound):
     def _alone(self, request: Request) -> Sequence[Piece]:
         return request.pieces
 
-    def _left(self, share: OwnShare | Share) -> int:
-        return share.tokens or 0
+    def _left(self, left: Amount) -> int:
+        return left.tokens
 
 
 class Requests(Bound):
@@ -176,8 +176,8 @@ class Requests(Bound):
     def _alone(self, request: Request) -> Sequence[Piece]:
         return () if request.alone is None else (request.alone,)
 
-    def _left(self, share: OwnShare | Share) -> int:
-        return share.requests or 0
+    def _left(self, left: Amount) -> int:
+        return left.requests
 
     def _holds(self, share: Fact, limiter: Limiter, holder: str) -> bool:
         return share in limiter.knows and (holder != EDGE or share in self._world.against_edge)

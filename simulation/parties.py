@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from libs.quota import MINUTE_NS, Allotment, Ask, Bridge, Question, Replica, Share
+from libs.quota import MINUTE_NS, Allotment, Ask, Bridge, Question, Replica
+from libs.quota.amount import Amount
 from libs.quota.shares import OwnShare
 
 SECOND = 1_000_000_000
@@ -182,14 +183,14 @@ class Gateway:
         """What is left of its share, if it was told one."""
         return self.bridge._ledger.books.scopes.wide(TENANT, now + self.skew).share
 
-    def usable(self, now: int) -> Iterator[tuple[Fact, OwnShare | Share]]:
+    def usable(self, now: int) -> Iterator[tuple[Fact, Amount]]:
         """Shares that it has or will hear of, as much as can be given out of them yet."""
         own = self.own(now)
         if self.share is not None and self.until > now and own is not None:
-            yield self.share, own
+            yield self.share, own.left
         for reply in self.inbox:
             if reply.fact is not None and reply.told is not None:
-                yield reply.fact, reply.told.shares[0]
+                yield reply.fact, reply.told.shares[0].amount
 
     def asking(self, rid: str = "") -> Message | None:
         """Its oldest question that is not answered, of this request or of any."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from libs.quota import ALL_MODELS, MINUTE_NS, Admitted, Ask, Cursor, Ledger, LimitSpec, Logged, Replica, answer
-from libs.quota.shares import Held
+from libs.quota.amount import NO_LIMIT, Amount
 from simulation.bound import Requests, Tokens, World
 from simulation.parties import (
     LEASE_NS,
@@ -85,14 +85,14 @@ class Replicas(World):
             if not ask.granted:
                 self.tokens.granted(limiter, holder)
 
-    def _told(self, limiter: Limiter, ask: Ask, reply: Reply, held: Held) -> None:
+    def _told(self, limiter: Limiter, ask: Ask, reply: Reply, held: Amount) -> None:
         """It is about to tell shares. What it `held` for the gateway before it has granted already."""
         told = reply.told
         if told is None:
             return
         reply.fact = ("share", ask.holder, f"{limiter.name}/{limiter.life}", told.number)
-        for bound, much, known in zip(self.bounds, told.shares[0][1:3], held, strict=False):
-            if much and much > known:
+        for bound, much, known in zip(self.bounds, told.shares[0].amount[:2], held, strict=False):
+            if known < much != NO_LIMIT:
                 bound.granted(limiter, ask.holder)
         if told.allowance and ask.count_request:
             self.against_edge.add(reply.fact)

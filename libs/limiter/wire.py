@@ -8,9 +8,11 @@ from google.protobuf import duration_pb2
 from weir.quota.v1 import quota_pb2
 
 from libs.quota import MINUTE_NS, ROWS, UNLIMITED, Admitted, Allotment, LimitReport, Share
+from libs.quota.amount import NO_LIMIT, Amount
 
 _DIGEST = 1000
 _SECOND = 1_000_000_000
+_KINDS = ("tokens", "requests", "spend", "slots")
 
 
 def digests(tenants: Mapping[str, Sequence[str]]) -> Iterator[quota_pb2.Renew]:
@@ -51,19 +53,15 @@ def fill_allotment(reply: quota_pb2.QuotaReply, told: Allotment) -> None:
     """Tells them."""
     reply.share_number, reply.allowance = told.number, told.allowance
     reply.share_lasts.seconds, reply.share_lasts.nanos = divmod(told.lasts_ns, _SECOND)
-    for model, tokens, requests, spend, slots in told.shares:
-        reply.shares.add(model=model, tokens=tokens, requests=requests, spend=spend, slots=slots)
+    for model, amount in told.shares:
+        limited = {kind: much for kind in _KINDS if (much := getattr(amount, kind)) != NO_LIMIT}
+        reply.shares.add(model=model, **limited)
 
 
 def _share_of(share: quota_pb2.Share) -> Share:
     """Absent is unlimited."""
-    return Share(
-        share.model,
-        share.tokens if share.HasField("tokens") else None,
-        share.requests if share.HasField("requests") else None,
-        share.spend if share.HasField("spend") else None,
-        share.slots if share.HasField("slots") else None,
-    )
+    amounts = {kind: getattr(share, kind) if share.HasField(kind) else NO_LIMIT for kind in _KINDS}
+    return Share(share.model, Amount(**amounts))
 
 
 def report_of(status: quota_pb2.LimitStatus) -> LimitReport:

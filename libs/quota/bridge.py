@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
+from libs.quota.amount import NO_LIMIT, Amount
 from libs.quota.budget import BudgetSpec
 from libs.quota.ledger import Ledger
 from libs.quota.settled import Key
@@ -204,7 +205,7 @@ class Bridge(Generic[T]):
                 continue
             before = scope.share.number if scope.share else 0
             if number > before or scope.share is None or scope.share.until <= now:  # else it was overtaken
-                scope.share = OwnShare(share, until, now, number, uncounted=uncounted)
+                scope.share = OwnShare(share.amount, until, now, number, uncounted=uncounted)
                 fresh[share.model] = scope.share, before
         of_edge = False  # untold is what the edge does not know of either
         for each in account.untold.values():
@@ -214,10 +215,10 @@ class Bridge(Generic[T]):
             for scope in self._ledger.covering(tenant, ask.model, ask.version, now):
                 if scope.model in fresh:
                     tokens = ask.tokens if scope.unit is ask.unit else 0
-                    fresh[scope.model][0].take(tokens, requests, ask.spend, slots)
+                    fresh[scope.model][0].take(Amount(tokens, requests, ask.spend, slots))
                 requests = each_began  # the first is the tenant's own
         for model, (share_here, before) in fresh.items():
-            only_counted = share_here.requests is not None and not uncounted
+            only_counted = share_here.told.requests != NO_LIMIT and not uncounted
             if share_here.overdrawn or (of_edge and only_counted and model == ALL_MODELS):
                 share_here.number = before
 
@@ -245,7 +246,7 @@ class Bridge(Generic[T]):
         slots = 0 if runs else ask.unit.slots
         shares = self._shares(ask.tenant, ask.model, ask.version, now)
         for share in shares:
-            if share is None or share.until <= now or (share.slots is not None and share.slots < slots):
+            if share is None or share.until <= now or share.left.slots < slots:
                 return None
         if ask.count_request and not runs and _only_counted(shares):
             return None
@@ -361,4 +362,4 @@ class Bridge(Generic[T]):
 def _only_counted(shares: Sequence[OwnShare | None]) -> bool:
     """Of the tenant's own, which is the first, requests are given out only to what the edge counted."""
     own = shares[0]
-    return own is not None and own.requests is not None and not own.uncounted
+    return own is not None and own.told.requests != NO_LIMIT and not own.uncounted

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 from libs.quota import following
+from libs.quota.amount import Amount
 from libs.quota.books import Books, count
 from libs.quota.budget import BudgetSpec
 from libs.quota.changes import Changes
@@ -378,7 +379,8 @@ def _take_shares(lease: Lease, requests: int, now: int) -> None:
         lease.shares = shares
         for scope, share in zip(lease.scopes, shares, strict=True):
             if share is not None:
-                share.take(lease.tokens if scope.unit is lease.unit else 0, requests, lease.spend, lease.slots)
+                tokens = lease.tokens if scope.unit is lease.unit else 0
+                share.take(Amount(tokens, requests, lease.spend, lease.slots))
             requests = lease.each
 
 
@@ -386,7 +388,7 @@ def _take_more(lease: Lease, tokens: int, spend: int, now: int) -> None:
     shares = tuple(scope.share if scope.share and scope.share.until > now else None for scope in lease.scopes)
     for scope, share in zip(lease.scopes, shares, strict=True):
         if share is not None:
-            share.take(tokens if scope.unit is lease.unit else 0, 0, spend)
+            share.take(Amount(tokens if scope.unit is lease.unit else 0, spend=spend))
     if shares != lease.shares:  # out of several, of which nobody knows what was out of which: nothing comes back
         lease.shares = ()
 
@@ -396,4 +398,4 @@ def _give_back(lease: Lease, tokens: int, spend: int) -> None:
     for scope, share in zip(lease.scopes, lease.shares, strict=True):
         if share is not None and scope.share is share:
             back = min(0, tokens - lease.tokens) if scope.unit is lease.unit else 0
-            share.take(back, 0, min(0, spend - lease.spend), -lease.slots)
+            share.take(Amount(back, 0, min(0, spend - lease.spend), -lease.slots))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from libs.quota.amount import NO_LIMIT, NOTHING, Amount
 from libs.quota.bucket import Bucket
 from libs.quota.budget import Budget
-from libs.quota.shares import NOTHING, Held, Holdings, OwnShare, Share, part_of, slots_of
+from libs.quota.shares import Holdings, OwnShare, Share, part_of, slots_of
 from libs.quota.types import (
     ROWS,
     UNLIMITED,
@@ -139,19 +140,19 @@ class Scope:
                 others = NOTHING._replace(requests=others.uncounted)
             alone = terms.sides == 1  # so that most answers need no second look
             limit = spec.requests_per_minute
-            if limit and requests and not (alone and self.requests.used(now) + others[1] + requests <= limit):
-                denied = self._look(LimitKind.REQUESTS, self.requests, limit, others[1], requests, now, terms)
-            held, limit = self.held_tokens + others[0], spec.tokens_per_minute
+            if limit and requests and not (alone and self.requests.used(now) + others.requests + requests <= limit):
+                denied = self._look(LimitKind.REQUESTS, self.requests, limit, others.requests, requests, now, terms)
+            held, limit = self.held_tokens + others.tokens, spec.tokens_per_minute
             if limit and tokens and not (alone and self.tokens.used(now) + held + tokens <= limit):
                 denied = worse(denied, self._look(self.unit, self.tokens, limit, held, tokens, now, terms))
             if spec.spend_microusd and ask.spend:
-                held, limit = self.held_spend + others[2], spec.spend_microusd
+                held, limit = self.held_spend + others.spend, spec.spend_microusd
                 if terms.money_needs_share:
                     denied = worse(denied, self._unknown(limit, ask.spend, terms))
                 else:
                     denied = worse(denied, self._look(LimitKind.SPEND, self.spend, limit, held, ask.spend, now, terms))
             if self.budget is not None and ask.spend:
-                denied = worse(denied, self._check_budget(self.budget, others[2], ask.spend, now, terms))
+                denied = worse(denied, self._check_budget(self.budget, others.spend, ask.spend, now, terms))
         if spec.concurrency and slots and self.in_use + self.holdings.but(ask.holder, now).slots >= spec.concurrency:
             wait = max(_SHORTEST_RETRY_NS, self.hold_ns // max(1, self.in_use) if self.hold_ns else terms.retry_ns)
             report = LimitReport(spec.concurrency, 0, 0)
@@ -183,11 +184,11 @@ class Scope:
     def _check_share(self, share: OwnShare, ask: Ask, requests: int, tokens: int, now: int) -> Denied | None:
         denied: Denied | None = None
         for kind, left, cost, limit in (
-            (LimitKind.REQUESTS, share.requests, requests, self.spec.requests_per_minute),
-            (self.unit, share.tokens, tokens, self.spec.tokens_per_minute),
-            (LimitKind.SPEND, share.spend, ask.spend, self.spec.spend_microusd),
+            (LimitKind.REQUESTS, share.left.requests, requests, self.spec.requests_per_minute),
+            (self.unit, share.left.tokens, tokens, self.spec.tokens_per_minute),
+            (LimitKind.SPEND, share.left.spend, ask.spend, self.spec.spend_microusd),
         ):
-            if left is not None and cost > left:
+            if cost > left:
                 report = LimitReport(max(limit, left), max(0, left), share.until - now, MINUTE_NS)
                 denied = worse(denied, Denied(kind, self.name, report, cost, share.until - now))
         return denied
@@ -229,30 +230,27 @@ class Scope:
         """A share of what is left, held for the holder from now on: see `libs.quota.shares`."""
         spec, holders, holder = self.spec, max(1, terms.holders * terms.sides), ask.holder
         others = self.holdings.but(holder, now)
-        slots: int | None = 0
-        if allowance and not ask.unit.slots:
-            slots = None
-        elif allowance:
+        slots = 0
+        if allowance:
             left = spec.concurrency - self.in_use - others.slots
-            slots = slots_of(spec.concurrency, left, holders) if spec.concurrency else None
-        share = Share(
-            self.model,
-            _part(spec.tokens_per_minute, self.tokens, self.held_tokens + others.tokens, holders, now)
-            if self.unit is ask.unit
-            else None,
+            bound = spec.concurrency and ask.unit.slots
+            slots = slots_of(spec.concurrency, left, holders) if bound else NO_LIMIT
+        spend = _part(spec.spend_microusd, self.spend, self.held_spend + others.spend, holders, now)
+        if self.budget is not None and (left_of := self.budget.left(self.held_spend + others.spend, now)) is not None:
+            spend = min(spend, part_of(left_of, left_of, holders))
+        tokens = spec.tokens_per_minute if self.unit is ask.unit else 0
+        share = Amount(
+            _part(tokens, self.tokens, self.held_tokens + others.tokens, holders, now),
             _part(spec.requests_per_minute, self.requests, others.requests, holders, now),
-            _part(spec.spend_microusd, self.spend, self.held_spend + others.spend, holders, now),
+            spend,
             slots,
         )
-        if self.budget is not None and (left_of := self.budget.left(self.held_spend + others.spend, now)) is not None:
-            part = part_of(left_of, left_of, holders)
-            share = share._replace(spend=part if share.spend is None else min(part, share.spend))
-        held = Held(share.tokens or 0, share.requests or 0, share.spend or 0, share.slots or 0)
+        held = Amount(*(0 if much == NO_LIMIT else much for much in share))
         if any(held) or self.holdings.knows(holder):
-            uncounted = held.requests if ask.count_request and slots != 0 else 0
+            uncounted = held.requests if ask.count_request and slots else 0
             told = Told(self.tenant, self.model, holder, number, *held[:3], terms.share_ns, seen, held.slots, uncounted)
             self.holdings.tell(told, now)
-        return share
+        return Share(self.model, share)
 
     def short(self, holder: str, now: int) -> bool:
         """Less is left than is held for the holder, who was granted of its own share."""
@@ -260,17 +258,9 @@ class Scope:
         if own == NOTHING:
             return False
         others = self.holdings.but(holder, now)
-        return (
-            (own.tokens > 0 and spec.tokens_per_minute - self._tokens_used(now) - others.tokens < own.tokens)
-            or (
-                own.requests > 0 and spec.requests_per_minute - self.requests.used(now) - others.requests < own.requests
-            )
-            or (own.spend > 0 and self._money_left(others.spend, now) < own.spend)
-            or (own.slots > 0 and spec.concurrency - self.in_use - others.slots < own.slots)
-        )
-
-    def _tokens_used(self, now: int) -> int:
-        return self.tokens.used(now) + self.held_tokens
+        used = Amount(self.tokens.used(now) + self.held_tokens, self.requests.used(now), slots=self.in_use).plus(others)
+        limits = Amount(spec.tokens_per_minute, spec.requests_per_minute, slots=spec.concurrency)
+        return not limits.minus(used)._replace(spend=self._money_left(others.spend, now)).covers(own)
 
     def _money_left(self, others: int, now: int) -> int:
         held, limit = self.held_spend + others, self.spec.spend_microusd
@@ -299,8 +289,8 @@ class Scope:
         self.spend.replace(state.part, spend, now)
 
 
-def _part(limit: int, window: Window, held: int, holders: int, now: int) -> int | None:
-    return part_of(limit, limit - window.used(now) - held, holders) if limit else None
+def _part(limit: int, window: Window, held: int, holders: int, now: int) -> int:
+    return part_of(limit, limit - window.used(now) - held, holders) if limit else NO_LIMIT
 
 
 def report_of(window: Window, limit: int, held: int, now: int) -> LimitReport:

@@ -13,9 +13,10 @@ The holder counts the time of a share from when it asked, the owner from when it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import sub
+from functools import reduce
 from typing import NamedTuple
 
+from libs.quota.amount import NOTHING, Amount
 from libs.quota.types import Told
 
 HOLDERS = frozenset({"gateway", "predictor"})
@@ -30,13 +31,11 @@ _MOST_OPEN = 4
 
 
 class Share(NamedTuple):
-    """A holder's part of one limits entry; None is unlimited."""
+    """A holder's part of one limits entry."""
 
     model: str
-    tokens: int | None
-    requests: int | None
-    spend: int | None
-    slots: int | None = 0
+    amount: Amount
+    """`NO_LIMIT` of what the entry does not limit."""
 
 
 class Allotment(NamedTuple):
@@ -52,24 +51,10 @@ class Allotment(NamedTuple):
     """They may be given out without asking."""
 
 
-class Held(NamedTuple):
-    """What is held of one limits entry."""
-
-    tokens: int
-    requests: int
-    spend: int
-    slots: int = 0
-    uncounted: int = 0
-    """Of the requests, those that are held against the edge as well: it did not count the holder's."""
-
-
 class _Open(NamedTuple):
     number: int
     until: int
-    held: Held
-
-
-NOTHING = Held(0, 0, 0)
+    held: Amount
 
 
 class Holdings:
@@ -79,14 +64,14 @@ class Holdings:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[_Open, ...]] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Amount] = {}
         """By holder, the most of each that one of its shares is."""
         self._seen: dict[str, int] = {}
         self._total = NOTHING
         self._first = 0
         """No share ends before."""
 
-    def but(self, holder: str, now: int) -> Held:
+    def but(self, holder: str, now: int) -> Amount:
         """What all the others hold."""
         if not self._open:
             return NOTHING
@@ -95,21 +80,21 @@ class Holdings:
                 self._set(name, tuple(each for each in self._open[name] if each.until > now))
             self._first = min((each.until for known in self._open.values() for each in known), default=0)
         own = self._held.get(holder)
-        return self._total if own is None else Held(*map(sub, self._total, own))
+        return self._total if own is None else self._total.minus(own)
 
     def tell(self, told: Told, now: int) -> None:
         """A share was told to a holder: those before the one that it has seen are given back."""
         seen = self._seen[told.holder] = max(told.seen, self._seen.get(told.holder, 0))
-        held = Held(told.tokens, told.requests, told.spend, told.slots, told.uncounted)
+        held = Amount(told.tokens, told.requests, told.spend, told.slots, told.uncounted)
         fresh = _Open(told.number, now + told.lasts_ns, held)
         kept = [each for each in self._open.get(told.holder, ()) if each.number >= seen and each.until > now]
         if len(kept) >= _MOST_OPEN:
             one, other = kept[:2]
-            kept[:2] = [_Open(other.number, max(one.until, other.until), Held(*map(max, one.held, other.held)))]
+            kept[:2] = [_Open(other.number, max(one.until, other.until), one.held.most(other.held))]
         self._set(told.holder, (*kept, fresh))
         self._first = min(self._first, fresh.until) if self._first else fresh.until
 
-    def of(self, holder: str) -> Held:
+    def of(self, holder: str) -> Amount:
         """What is held for it."""
         return self._held.get(holder, NOTHING)
 
@@ -152,22 +137,21 @@ class Holdings:
         else:
             self._open.pop(holder, None)
             self._seen.pop(holder, None)
-        self._total = Held(*(total - old + new for total, old, new in zip(self._total, before, after, strict=True)))
+        self._total = self._total.minus(before).plus(after)
 
 
-def _most(known: Sequence[_Open]) -> Held:
-    return known[0].held if len(known) == 1 else Held(*map(max, *(each.held for each in known)))
+def _most(known: Sequence[_Open]) -> Amount:
+    return reduce(Amount.most, (each.held for each in known))
 
 
 class OwnShare:
     """What is left of a share, at its holder."""
 
-    __slots__ = ("_old", "_told", "number", "requests", "slots", "spend", "tokens", "uncounted", "until")
+    __slots__ = ("_fresh", "left", "number", "told", "uncounted", "until")
 
-    def __init__(self, share: Share, until: int, now: int, number: int = 0, *, uncounted: bool = False) -> None:
-        self._told = share
-        self._old = now + (until - now) // _AGE
-        self.tokens, self.requests, self.spend, self.slots = share.tokens, share.requests, share.spend, share.slots
+    def __init__(self, told: Amount, until: int, now: int, number: int = 0, *, uncounted: bool = False) -> None:
+        self.told = self.left = told
+        self._fresh = now + (until - now) // _AGE
         self.until = until
         self.number = number
         """Under which it was told."""
@@ -176,31 +160,16 @@ class OwnShare:
 
     def low(self, now: int) -> bool:
         """Less than half of it is left, or it is no longer fresh."""
-        _, tokens, requests, spend, slots = self._told
-        return (
-            now >= self._old
-            or (tokens is not None and self.tokens is not None and 2 * self.tokens < tokens)
-            or (requests is not None and self.requests is not None and 2 * self.requests < requests)
-            or (spend is not None and self.spend is not None and 2 * self.spend < spend)
-            or (slots is not None and self.slots is not None and 2 * self.slots < slots)
-        )
+        return now >= self._fresh or any(2 * left < told for left, told in zip(self.left, self.told, strict=True))
 
     @property
     def overdrawn(self) -> bool:
         """More was given out than it is."""
-        left = (self.tokens, self.requests, self.spend, self.slots)
-        return any(each is not None and each < 0 for each in left)
+        return min(self.left) < 0
 
-    def take(self, tokens: int, requests: int, spend: int, slots: int = 0) -> None:
+    def take(self, amount: Amount) -> None:
         """Gives out; what is negative comes back."""
-        if self.slots is not None:
-            self.slots -= slots
-        if self.tokens is not None:
-            self.tokens -= tokens
-        if self.requests is not None:
-            self.requests -= requests
-        if self.spend is not None:
-            self.spend -= spend
+        self.left = self.left.minus(amount)
 
 
 def part_of(limit: int, left: int, holders: int) -> int:

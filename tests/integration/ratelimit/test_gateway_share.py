@@ -18,6 +18,7 @@ from libs.errors import Reason, WeirError
 from libs.limiter import LimiterStreams, QuotaClient, Reservation
 from libs.mux import Dialer
 from libs.quota import DAY_NS, MINUTE_NS, Share
+from libs.quota.amount import NO_LIMIT, Amount
 from libs.quota.shares import part_of
 from libs.registry import RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from services.gateway.config import Settings, Targets
@@ -180,7 +181,7 @@ async def test_a_share_is_given_out_while_it_lasts_and_after_it_no_more_than_the
     clock = ManualClock(start=100.0)
     async with gateway(0, NOBODY, clock=clock) as one:
         now = int(clock.monotonic() * 1e9)
-        one.client._bridge.told("acme", 1, [Share("*", 120, 100, None)], now + 10 * 10**9, now)
+        one.client._bridge.told("acme", 1, [Share("*", Amount(120, 100, NO_LIMIT))], now + 10 * 10**9, now)
         assert await one.given(10) == 120
         clock.advance(11)
         # Nobody knows what the others used; its own open streams are part of what it may.
@@ -338,7 +339,7 @@ async def test_c2_of_money_a_gateway_gives_out_what_it_was_told_and_else_nothing
         # Inputs without an output: a micro-dollar each. Nobody here knows that anything is left.
         assert await refused()
         now = int(clock.monotonic() * 1e9)
-        one.client._bridge.told("acme", 1, [Share("*", None, None, 25)], now + 10 * 10**9, now)
+        one.client._bridge.told("acme", 1, [Share("*", Amount(NO_LIMIT, NO_LIMIT, 25))], now + 10 * 10**9, now)
         assert (await one.reserve(10, prompt_tokens=10)).local
         assert (await one.reserve(10, prompt_tokens=10)).local
         assert await refused()

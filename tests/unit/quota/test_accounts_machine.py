@@ -103,7 +103,7 @@ class Accounts(RuleBasedStateMachine):
         """What it gives out without asking."""
         for _ in range(most):
             share = gateway.own(self.mesh.now)
-            if gateway.asking() is None and share is not None and (share.tokens or 0) > 0:
+            if gateway.asking() is None and share is not None and share.left.tokens > 0:
                 self.mesh.ask(gateway, 1)
 
     def left(self, gateway: Gateway) -> int:

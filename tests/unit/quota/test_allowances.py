@@ -22,6 +22,7 @@ from libs.quota import (
     Share,
     answer,
 )
+from libs.quota.amount import NO_LIMIT, Amount
 from libs.quota.shares import PORTION, slots_of
 from simulation.accounts import Mesh
 from simulation.parties import SECOND, SHARE_NS, Gateway
@@ -32,7 +33,7 @@ LASTS = 10 * SECOND
 
 def share_of(tokens: int) -> Share:
     """Of tokens; nothing else is limited."""
-    return Share("*", tokens, None, None, None)
+    return Share("*", Amount(tokens, NO_LIMIT, NO_LIMIT, NO_LIMIT))
 
 
 def talk(mesh: Mesh, gateway: Gateway) -> None:
@@ -66,7 +67,7 @@ def running(mesh: Mesh) -> int:
 def spend_all(mesh: Mesh, gateway: Gateway) -> int:
     """What it gives out without asking."""
     before = running(mesh)
-    while gateway.asking() is None and (share := gateway.own(mesh.now)) is not None and (share.tokens or 0) > 0:
+    while gateway.asking() is None and (share := gateway.own(mesh.now)) is not None and share.left.tokens > 0:
         mesh.ask(gateway, 1)
     return running(mesh) - before
 
@@ -174,7 +175,14 @@ def test_changed_limits_are_asked_for() -> None:
 
 def test_a_limit_that_only_the_owner_knows_yet_is_asked_for() -> None:
     made = bridge(tokens_per_minute=LIMIT)
-    made.told("acme", 1, [Share("*", 100, None, None), Share("fast", 1, None, None)], LASTS, 0, allowance=True)
+    made.told(
+        "acme",
+        1,
+        [Share("*", Amount(100, NO_LIMIT, NO_LIMIT)), Share("fast", Amount(1, NO_LIMIT, NO_LIMIT))],
+        LASTS,
+        0,
+        allowance=True,
+    )
     assert made.allow(ask("r", 1, ""), "r", lease_ns=LASTS, until=LASTS, now=0) is None
 
 
@@ -182,9 +190,12 @@ def test_every_limit_that_covers_a_request_must_allow_it() -> None:
     made: Bridge[str] = Bridge()
     limits = {("acme", ALL_MODELS): LimitSpec(tokens_per_minute=LIMIT), ("acme", "fast"): LimitSpec(concurrency=9)}
     made.apply(limits, {}, 1, 0)
-    made.told("acme", 1, [Share("*", 100, None, None, None)], LASTS, 0, allowance=True)
+    made.told("acme", 1, [Share("*", Amount(100, NO_LIMIT, NO_LIMIT, NO_LIMIT))], LASTS, 0, allowance=True)
     assert made.allow(ask("r", 1, ""), "r", lease_ns=LASTS, until=LASTS, now=0) is None
-    both = [Share("*", 100, None, None, None), Share("fast", None, None, None, 1)]
+    both = [
+        Share("*", Amount(100, NO_LIMIT, NO_LIMIT, NO_LIMIT)),
+        Share("fast", Amount(NO_LIMIT, NO_LIMIT, NO_LIMIT, 1)),
+    ]
     made.told("acme", 2, both, LASTS, 0, allowance=True)
     assert made.allow(ask("r", 1, ""), "r", lease_ns=LASTS, until=LASTS, now=0)
     assert made.allow(ask("s", 1, ""), "s", lease_ns=LASTS, until=LASTS, now=0) is None
@@ -207,7 +218,7 @@ def test_the_oldest_share_that_covers_a_request_is_named() -> None:
 def test_slots_that_gateways_may_give_out_are_taken() -> None:
     book = owner(concurrency=100 * PORTION)
     (share,) = book.tell(ask("", 0, "one"), 0, 0, allowance=True)[1]
-    assert share.slots == 10
+    assert share.amount.slots == 10
     for number in range(100 * PORTION - 10):
         assert granted(book, f"r{number}", 1, "two")
     denied = book.reserve(ask("last", 1, "two"), lease_ns=LASTS, now=0)
@@ -233,7 +244,7 @@ def test_requests_that_the_edge_does_not_count_are_held_against_it(counted: bool
     book = owner(requests_per_minute=PORTION * GATEWAYS, concurrency=concurrency)
     asking = ask("", 0, "one", count_request=not counted)
     (share,) = book.tell(asking, 0, 0, allowance=True)[1]
-    assert share.requests == 1
+    assert share.amount.requests == 1
     limit = PORTION * GATEWAYS
     passed = sum(isinstance(book.admit_edge("acme", requests=1, tokens=0, now=0), Admitted) for _ in range(limit))
     assert passed == limit - (0 if counted or concurrency else 1)

@@ -20,6 +20,7 @@ from libs.quota import (
     SettledAlready,
     Share,
 )
+from libs.quota.amount import NO_LIMIT, Amount
 from tests.support.quota import leases_of, take_over
 
 SECOND = 1_000_000_000
@@ -159,7 +160,9 @@ def test_c7_what_is_told_to_other_gateways_is_not_grown_into() -> None:
 def test_c7_a_gateway_gives_out_of_its_share_only_what_is_more(granted_by_owner: bool) -> None:
     bridge: Bridge[int] = Bridge()
     bridge.apply({("acme", ALL_MODELS): LimitSpec(tokens_per_minute=LIMIT)}, {}, 2, 0)
-    bridge.told("acme", 1, [Share(ALL_MODELS, 60 if granted_by_owner else 160, None, None)], 10 * SECOND, 0)
+    bridge.told(
+        "acme", 1, [Share(ALL_MODELS, Amount(60 if granted_by_owner else 160, NO_LIMIT, NO_LIMIT))], 10 * SECOND, 0
+    )
     terms = {"lease_ns": MINUTE_NS, "until": 1 << 62, "now": 0}
     if granted_by_owner:
         bridge.served(("acme", "r"), 100, over_quota=False, until=1 << 62, tokens=100, spend=0)

@@ -30,6 +30,7 @@ from libs.quota import (
     error_of,
     used_of,
 )
+from libs.quota.amount import NO_LIMIT, Amount
 from libs.registry import RegistrySnapshot, cost_book, limit_specs, price_book
 from libs.rollouts import SHADOW_TENANT
 from services.ratelimit.lapsed import Lapsed
@@ -156,8 +157,8 @@ def test_a_predictor_gives_out_of_its_shares_of_rows_and_holds_no_tokens() -> No
     assert taken(owner, ask)
     number, shares = owner.tell(ask, 0, 0, allowance=True)
     told = {share.model: share for share in shares}
-    assert told["rows/*"].tokens == 1000 // 8
-    assert told["*"] == Share("*", None, 50 // 8, None, None)
+    assert told["rows/*"].amount.tokens == 1000 // 8
+    assert told["*"] == Share("*", Amount(NO_LIMIT, 50 // 8, NO_LIMIT, NO_LIMIT))
     assert owner.reserve(Ask("acme", "fast", "stream", 100), lease_ns=LEASE, now=0) == owner.report("acme", "fast", 0)
     kept = (each for each in shares if "fraud" not in each.model)
     bridge.told("acme", number, kept, LEASE, 0, allowance=True, uncounted=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.quota import ALL_MODELS, Admitted, Ask, Bridge, BudgetSpec, Denied, Ledger, LimitKind, LimitSpec, Share
+from libs.quota.amount import NO_LIMIT, Amount
 from libs.quota.shares import PORTION, Holdings, part_of
 from libs.quota.types import Told
 
@@ -29,6 +30,11 @@ def granted(book: Ledger, name: str, tokens: int, holder: str, now: int = 0) -> 
     return isinstance(book.reserve(ask(name, tokens, holder), lease_ns=20 * SECOND, now=now), Admitted)
 
 
+def of_spend(spend: int) -> Share:
+    """Nothing else is limited."""
+    return Share("*", Amount(NO_LIMIT, NO_LIMIT, spend))
+
+
 def test_c1_what_was_granted_and_all_that_was_told_is_within_the_limit() -> None:
     """Nine gateways are told early, the tenth takes all that it can get, and the owner dies."""
     book = owner(tokens_per_minute=LIMIT)
@@ -38,10 +44,10 @@ def test_c1_what_was_granted_and_all_that_was_told_is_within_the_limit() -> None
         holder = f"gateway-{number}"
         assert granted(book, f"first-{number}", 2, holder)
         total += 2
-        told[holder] = book.tell(ask("", 0, holder), 0, 0)[1][0].tokens
+        told[holder] = book.tell(ask("", 0, holder), 0, 0)[1][0].amount.tokens
     while granted(book, f"much-{total}", 20, "gateway-9"):
         total += 20
-    told["gateway-9"] = book.tell(ask("", 0, "gateway-9"), 0, 0)[1][0].tokens
+    told["gateway-9"] = book.tell(ask("", 0, "gateway-9"), 0, 0)[1][0].amount.tokens
     assert all(told[f"gateway-{number}"] for number in range(9))
     assert total > LIMIT * (1 - 2 / PORTION)
     assert total + sum(told.values()) <= LIMIT
@@ -50,18 +56,17 @@ def test_c1_what_was_granted_and_all_that_was_told_is_within_the_limit() -> None
 def test_a_share_is_held_until_a_later_one_came_or_it_has_ended() -> None:
     book = owner(tokens_per_minute=LIMIT)
     number, shares = book.tell(ask("", 0, "one"), 0, 0)
-    most = shares[0].tokens
+    most = shares[0].amount.tokens
     assert most
     assert granted(book, "r1", LIMIT - most, "two")
     # Its answer was lost, it asked again: either may be what it holds.
     again, shares = book.tell(ask("", 0, "one"), 0, 0)
-    assert shares[0].tokens is not None
-    assert 0 < shares[0].tokens < most
+    assert 0 < shares[0].amount.tokens < most
     assert not granted(book, "r2", 1, "two")
     # It names the one that came: the other is given back.
     last, shares = book.tell(ask("", 0, "one"), again, 0)
     assert number < again < last
-    assert granted(book, "r3", most - max(shares[0].tokens or 0, part_of(LIMIT, most, GATEWAYS)), "two")
+    assert granted(book, "r3", most - max(shares[0].amount.tokens, part_of(LIMIT, most, GATEWAYS)), "two")
     # For itself a holder's own share is in no way.
     fresh = owner(tokens_per_minute=LIMIT)
     fresh.tell(ask("", 0, "one"), 0, 0)
@@ -87,7 +92,7 @@ def test_a_holding_never_holds_less_than_the_largest_that_may_be_in_force() -> N
 def test_a_follower_holds_what_the_owner_told() -> None:
     book, other = owner(tokens_per_minute=LIMIT), owner(tokens_per_minute=LIMIT)
     number, shares = book.tell(ask("", 0, "one"), 0, 0)
-    held = shares[0].tokens or 0
+    held = shares[0].amount.tokens
     other.apply(book.take_changes(0), ("a", "1"), SECOND)
     assert not granted(other, "r1", LIMIT - held + 1, "two", SECOND)
     assert granted(other, "r2", LIMIT - held, "two", SECOND)
@@ -98,10 +103,10 @@ def test_c1_an_owner_that_heard_of_no_share_numbers_on_from_what_the_holder_has_
     """Else the next question, which names that again, would release what this owner has told."""
     book = owner(tokens_per_minute=LIMIT)
     number, shares = book.tell(ask("", 0, "one"), 9, 0)
-    most = shares[0].tokens or 0
+    most = shares[0].amount.tokens
     assert number > 9
     assert granted(book, "r1", LIMIT - most, "two")
-    assert (book.tell(ask("", 0, "one"), 9, 0)[1][0].tokens or 0) < most  # the answer before was lost
+    assert book.tell(ask("", 0, "one"), 9, 0)[1][0].amount.tokens < most  # the answer before was lost
     assert not granted(book, "r2", 1, "two")
 
 
@@ -112,7 +117,7 @@ def test_c1_no_share_is_named_while_what_was_given_out_of_the_one_before_is_unto
     def told() -> int:
         number, shares = book.tell(ask("", 0, "one"), one.seen("acme", "fast", "", 0), 0)
         one.told("acme", number, shares, LASTS, 0)
-        return shares[0].tokens or 0
+        return shares[0].amount.tokens
 
     most = told()
     assert isinstance(given(one, "r1", most), Admitted)
@@ -139,11 +144,15 @@ def test_c2_money_is_shared_of_the_cap_and_of_hard_budgets() -> None:
     book = owner(spend_microusd=8000)
     book.apply_budgets({"acme": BudgetSpec(daily_microusd=1600)})
     book.budgets.set_wall(0, 0)
-    assert book.tell(ask("", 0, "one"), 0, 0)[1] == [Share("*", None, None, 1600 // PORTION // GATEWAYS)]
+    assert book.tell(ask("", 0, "one"), 0, 0)[1] == [
+        Share("*", Amount(NO_LIMIT, NO_LIMIT, 1600 // PORTION // GATEWAYS))
+    ]
     book.apply_budgets({"acme": BudgetSpec(daily_microusd=1600, hard=False)})
-    assert book.tell(ask("", 0, "two"), 0, 0)[1] == [Share("*", None, None, 8000 // PORTION // GATEWAYS)]
+    assert book.tell(ask("", 0, "two"), 0, 0)[1] == [
+        Share("*", Amount(NO_LIMIT, NO_LIMIT, 8000 // PORTION // GATEWAYS))
+    ]
     assert book.settle("acme", "fast", "r1", 0, 0, spend=8000) is False
-    assert book.tell(ask("", 0, "two"), 9, 0)[1] == [Share("*", None, None, 0)]
+    assert book.tell(ask("", 0, "two"), 9, 0)[1] == [of_spend(0)]
 
 
 def bridge(**limits: int) -> Bridge[str]:
@@ -160,7 +169,7 @@ def given(one: Bridge[str], name: str, tokens: int, spend: int = 0, now: int = 0
 
 def test_a_gateway_gives_out_its_share_and_what_came_back_of_it() -> None:
     one = bridge(tokens_per_minute=LIMIT)
-    one.told("acme", 4, [Share("*", 100, None, None)], LASTS, 0)
+    one.told("acme", 4, [Share("*", Amount(100, NO_LIMIT, NO_LIMIT))], LASTS, 0)
     assert one.seen("acme", "fast", "", 0) == 4
     assert isinstance(given(one, "r1", 80), Admitted)
     assert isinstance(given(one, "r2", 21), Denied)
@@ -191,16 +200,16 @@ def test_c2_of_money_that_nobody_was_told_of_nothing_is_spent(tokens: int, spend
     assert isinstance(denied, Denied)
     assert denied.kind is LimitKind.SPEND
     assert isinstance(given(one, "r2", tokens), Admitted)
-    one.told("acme", 1, [Share("*", None, None, 2 * spend)], LASTS, 0)
+    one.told("acme", 1, [of_spend(2 * spend)], LASTS, 0)
     assert isinstance(given(one, "r3", tokens, 2 * spend), Admitted)
     assert isinstance(given(one, "r4", tokens, 1), Denied)
     # The owner may not know yet of what was given out here: of the next share that is left out.
-    one.told("acme", 2, [Share("*", None, None, 3 * spend)], LASTS, 0)
+    one.told("acme", 2, [of_spend(3 * spend)], LASTS, 0)
     assert isinstance(given(one, "early", tokens, spend + 1), Denied)
     assert isinstance(given(one, "early", tokens, spend), Admitted)
     one.taken(("acme", "r3"))
     one.taken(("acme", "early"))
-    one.told("acme", 3, [Share("*", None, None, 10)], LASTS, 0)
+    one.told("acme", 3, [of_spend(10)], LASTS, 0)
     assert isinstance(given(one, "r5", tokens, 1, now=LASTS), Denied)
 
 
