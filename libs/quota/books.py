@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from libs.quota.bucket import Bucket
 from libs.quota.budget import Budgets
 from libs.quota.lease import Lease
 from libs.quota.scope import Scope
@@ -38,8 +37,9 @@ class Books:
         """A live lease."""
         return self.scopes.bucket(key[0]).leases.get(key)
 
-    def open(self, lease: Lease, bucket: Bucket) -> None:
+    def open(self, lease: Lease) -> None:
         """It takes its slots and what it reserves."""
+        bucket = self.scopes.bucket(lease.key[0])
         lease.take()
         bucket.leases[lease.key] = lease
         self.live += 1
@@ -60,12 +60,12 @@ class Books:
         )
         lease.over_quota = state.over_quota
         lease.expires = now + max(0, state.expires_in_ns)
-        self.open(lease, scopes[0].bucket)
+        self.open(lease)
 
     def close(self, lease: Lease, now: int) -> None:
         """It gives them back; nothing is charged."""
         lease.release(now)
-        bucket = lease.scopes[0].bucket
+        bucket = self.scopes.bucket(lease.key[0])
         del bucket.leases[lease.key]
         self.live -= 1
         held = self.held[lease.holder]
@@ -109,7 +109,7 @@ class Books:
             scope.spend.charge(spend, now, part)
         if scopes[0].budget is not None:
             scopes[0].budget.charge(spend, now, part)
-        scopes[0].bucket.settled.put(key, charge, now)
+        self.scopes.bucket(key[0]).settled.put(key, charge, now)
 
     def void(self, key: Key, charge: Charge, now: int) -> None:
         """Takes back what was charged for an id."""

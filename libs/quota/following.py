@@ -58,7 +58,7 @@ def _apply_opened(books: Books, opened: Opened, now: int) -> None:
 def _apply_closed(books: Books, closed: Closed, part: Part, now: int) -> None:
     key = (closed.tenant, closed.request_id)
     scopes = books.scopes.covering(closed.tenant, closed.model, closed.version, now)
-    bucket = scopes[0].bucket
+    bucket = books.scopes.bucket(closed.tenant)
     lease = bucket.leases.get(key)
     if lease is not None:
         books.close(lease, now)

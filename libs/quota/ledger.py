@@ -148,7 +148,7 @@ class Ledger:
             self.expire(now)
         key = (ask.tenant, ask.request_id)
         scopes = self._scopes.covering(ask.tenant, ask.model, ask.version, now)
-        bucket = scopes[0].bucket
+        bucket = self._scopes.bucket(ask.tenant)
         lease = bucket.leases.get(key)
         if lease is not None:
             lease.here = True
@@ -176,7 +176,7 @@ class Ledger:
         lease = Lease(ask, tokens=tokens, requests=requests, scopes=scopes, part=self.part, now=now)
         lease.over_quota, lease.here = over_quota, True
         lease.expires = now + min(lease_ns, self.books.retention_ns)
-        self.books.open(lease, bucket)
+        self.books.open(lease)
         if not over_quota:
             count(scopes, requests, lease.each, now, self.part)
         if self.terms.money_needs_share:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from libs.quota.amount import NO_LIMIT, NOTHING, Amount
-from libs.quota.bucket import Bucket
 from libs.quota.budget import Budget
 from libs.quota.shares import Holdings, OwnShare, Share, part_of, slots_of
 from libs.quota.types import (
@@ -49,7 +48,6 @@ class Scope:
     """The use of one limits entry: what was settled or counted within the period, and what is reserved now."""
 
     __slots__ = (
-        "bucket",
         "budget",
         "covering",
         "granted",
@@ -68,9 +66,7 @@ class Scope:
         "unit",
     )
 
-    def __init__(self, tenant: str, model: str, spec: LimitSpec, bucket: Bucket) -> None:
-        self.bucket = bucket
-        """Where its tenant's leases and ids are."""
+    def __init__(self, tenant: str, model: str, spec: LimitSpec) -> None:
         self.tenant = tenant
         self.model = model
         self.unit = unit_of(model)

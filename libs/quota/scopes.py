@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from libs.quota.bucket import Bucket, bucket_of
+from libs.quota.bucket import bucket_of
 from libs.quota.budget import Budgets
+from libs.quota.lease import Lease
 from libs.quota.scope import Scope
+from libs.quota.settled import Key, SettledIds
 from libs.quota.types import ALL_MODELS, NO_LIMITS, ROWS, LimitSpec
 
 _MAX_COVERING = 1000
 """Combinations of model and version whose scopes are kept at hand, of each tenant."""
+
+
+class Bucket:
+    """What is known of some tenants."""
+
+    __slots__ = ("leases", "number", "scopes", "settled")
+
+    def __init__(self, number: int, retention_ns: int) -> None:
+        self.number = number
+        self.scopes: dict[Key, Scope] = {}
+        """By tenant and model."""
+        self.leases: dict[Key, Lease] = {}
+        """By tenant and request id."""
+        self.settled = SettledIds(retention_ns)
 
 
 class Scopes:
@@ -39,11 +55,11 @@ class Scopes:
             scope.covering.clear()
             scope.apply(self._specs.get((tenant, ALL_MODELS), self._default))
             if scope.idle(now):
-                del self._wide[tenant], scope.bucket.scopes[tenant, ALL_MODELS]
+                del self._wide[tenant], self.bucket(tenant).scopes[tenant, ALL_MODELS]
         for key, scope in list(self._named.items()):
             scope.apply(self._specs.get(key, NO_LIMITS))
             if key not in self._specs and scope.idle(now):
-                del self._named[key], scope.bucket.scopes[key]
+                del self._named[key], self.bucket(key[0]).scopes[key]
         for key, spec in self._specs.items():
             if key[1] != ALL_MODELS and key not in self._named:
                 self._named[key] = self._new(*key, spec)
@@ -87,7 +103,7 @@ class Scopes:
         if scope is None:
             if len(self._wide) >= self._prune_at:
                 for name in [name for name, known in self._wide.items() if known.idle(now)]:
-                    del self._wide[name].bucket.scopes[name, ALL_MODELS], self._wide[name]
+                    del self._wide[name], self.bucket(name).scopes[name, ALL_MODELS]
                 self._prune_at = max(self._max_idle_tenants, 2 * len(self._wide))
             spec = self._specs.get((tenant, ALL_MODELS), self._default)
             scope = self._wide[tenant] = self._new(tenant, ALL_MODELS, spec)
@@ -96,16 +112,12 @@ class Scopes:
 
     def bucket(self, tenant: str) -> Bucket:
         """Where a tenant's leases and ids are."""
-        scope = self._wide.get(tenant)
-        return self._numbered(bucket_of(tenant)) if scope is None else scope.bucket
-
-    def _numbered(self, number: int) -> Bucket:
+        number = bucket_of(tenant)
         bucket = self.buckets.get(number)
         if bucket is None:
             bucket = self.buckets[number] = Bucket(number, self._retention_ns)
         return bucket
 
     def _new(self, tenant: str, model: str, spec: LimitSpec) -> Scope:
-        bucket = self._numbered(bucket_of(tenant))
-        scope = bucket.scopes[tenant, model] = Scope(tenant, model, spec, bucket)
+        scope = self.bucket(tenant).scopes[tenant, model] = Scope(tenant, model, spec)
         return scope
