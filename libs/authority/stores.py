@@ -11,7 +11,7 @@ from enum import Enum
 
 from libs.authority.identity import Identity, Operator, etcd_user
 from libs.registry import keys
-from libs.resources.snapshot import BY_PLURAL, KINDS
+from libs.resources.kinds import BY_PLURAL, KINDS
 
 ROOT_USER = "root"
 """etcd's own name for the user that may everything, and the common name of the certificate that sets up the others."""

@@ -18,7 +18,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, Put, RegistrySnapshot, RegistryView, Store, keys
 from libs.resources.codec import encode, located, read
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 
 _ATTEMPTS = 10
 """Changes are rare; ten lost races in a row mean that something else is wrong."""

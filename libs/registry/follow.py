@@ -11,7 +11,7 @@ from libs.registry.memory import MemoryStore
 from libs.registry.ports import Source
 from libs.registry.remote import RegistrySource
 from libs.registry.view import RegistryView
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 
 
 def followed_by(service: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from libs.resources.codec import encode as encode_resource
 from libs.resources.codec import key_of, pack
 from libs.resources.kind import EVERYTHING, ROOT, SECRETS
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 
 FENCE = ROOT + "fence"
 """Rewritten by every change of the configuration, so that each is validated against exactly what it applies to; its

@@ -18,7 +18,7 @@ from libs.errors import Reason, WeirError, from_rpc_error
 from libs.registry.diff import listing_diff, remember
 from libs.registry.ports import KeyValue, Listing, WatchBatch, WatchEvent
 from libs.resources.codec import encode, key_of
-from libs.resources.snapshot import BY_NAME, BY_PLURAL
+from libs.resources.kinds import BY_NAME, BY_PLURAL
 from libs.rpc import make_channel
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from weir.registry.v1 import registry_pb2
 
 from libs.registry.ports import KeyValue, WatchEvent
 from libs.resources.codec import located, read, unpack
-from libs.resources.snapshot import ATTRIBUTE, RegistrySnapshot
+from libs.resources.kinds import ATTRIBUTE
+from libs.resources.snapshot import RegistrySnapshot
 
 
 class _Unfollowed(Mapping[Any, Any]):

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.kind import ROOT, SECRETS, Kind
-from libs.resources.snapshot import BY_MESSAGE, BY_PART, BY_PLURAL
+from libs.resources.kinds import BY_MESSAGE, BY_PART, BY_PLURAL
 
 
 def kind_of(resource: pb.Resource) -> Kind | None:

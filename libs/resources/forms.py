@@ -20,8 +20,8 @@ from libs.deadlines import to_seconds
 from libs.near import near
 from libs.resources.checks.faults import Fault
 from libs.resources.codec import kind_of, status_part
+from libs.resources.kinds import BY_NAME
 from libs.resources.reading import read
-from libs.resources.snapshot import BY_NAME
 
 SPECS = frozenset(field.name for field in pb.Resource.DESCRIPTOR.oneofs_by_name["spec"].fields)
 """Fields of `Resource` that hold a spec; what is of another kind is a status itself."""

@@ -1,11 +1,10 @@
-"""What a kind of resource is: one row of the table in libs/resources/snapshot.py."""
+"""What a kind of resource is: one row of the table in libs/resources/kinds.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
@@ -164,8 +163,3 @@ class Kind:
         if len(parts) != self.parts or not all(parts):
             return None
         return parts if self.parts > 1 else name
-
-
-def kind(**row: Any) -> Any:
-    """A collection of `RegistrySnapshot` and its kind: a dataclass field."""
-    return field(default_factory=lambda: MappingProxyType({}), metadata={"kind": Kind(**row)})

@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from libs.resources.checks.bounds import entry, shown
 from libs.resources.checks.faults import Fault
 from libs.resources.kind import Kind, Ref
-from libs.resources.snapshot import ATTRIBUTE, BY_MESSAGE, BY_PLURAL, RegistrySnapshot
+from libs.resources.kinds import ATTRIBUTE, BY_MESSAGE, BY_PLURAL
+from libs.resources.snapshot import RegistrySnapshot
 
 ANY = "*"
 

@@ -8,7 +8,8 @@ from enum import Enum
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.resources.snapshot import FLOOR, RegistrySnapshot
+from libs.resources.kinds import FLOOR
+from libs.resources.snapshot import RegistrySnapshot
 
 
 class Origin(Enum):

@@ -14,7 +14,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.registry import Compare, KeyValue, Put, Store, keys
 from libs.resources.codec import read
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 from libs.telemetry import get_logger
 from services.admission import convert
 from services.admission.metrics import SHED_TENANTS

@@ -159,7 +159,8 @@ def read(registry: Service, plurals: Sequence[str] = (), *, newest: bool = False
     from dataclasses import replace
 
     from libs.resources.codec import unpack
-    from libs.resources.snapshot import ATTRIBUTE, BY_MESSAGE, BY_PLURAL, RegistrySnapshot
+    from libs.resources.kinds import ATTRIBUTE, BY_MESSAGE, BY_PLURAL
+    from libs.resources.snapshot import RegistrySnapshot
 
     if newest:
         # What a change would be is judged by the newest state, even of one that changes nothing.

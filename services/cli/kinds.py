@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from libs.near import near
 from libs.resources.kind import Kind
-from libs.resources.snapshot import BY_NAME, BY_PLURAL, KINDS
+from libs.resources.kinds import BY_NAME, BY_PLURAL, KINDS
 from services.cli.app import UsageError
 
 ALL = "all"

@@ -7,7 +7,7 @@ from typing import TypeVar
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.changes import Committed
-from libs.resources.snapshot import BY_NAME
+from libs.resources.kinds import BY_NAME
 
 R = TypeVar("R", pb.ApplyResponse, pb.DeleteResponse)
 MAX_CHANGES_BYTES = 8_000_000

@@ -12,7 +12,7 @@ from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
 from libs.registry import RegistrySnapshot
 from libs.resources.checks.tenants import check_key
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 from services.registry.admitting import Call, require_owner_of_admin, require_within
 
 

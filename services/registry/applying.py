@@ -16,8 +16,8 @@ from libs.registry import RegistrySnapshot, WatchEvent, apply_events
 from libs.resources.checks.faults import Fault, check_text
 from libs.resources.codec import encode, key_of, kind_of, pack, unpack
 from libs.resources.kind import Kind
+from libs.resources.kinds import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS
 from libs.resources.references import missing, referrers_of
-from libs.resources.snapshot import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS
 from services.registry.admitting import (
     Call,
     admitted,

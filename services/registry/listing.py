@@ -14,7 +14,7 @@ from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, RegistryView, WatchEvent
 from libs.resources.codec import kind_of, located, read, redacted, status_part
 from libs.resources.kind import Kind
-from libs.resources.snapshot import BY_NAME, BY_PLURAL, KINDS
+from libs.resources.kinds import BY_NAME, BY_PLURAL, KINDS
 
 PAGE = 1000
 PAGE_BYTES = 1_000_000

@@ -13,8 +13,8 @@ from libs.registry import RegistrySnapshot
 from libs.resources.codec import pack, unpack
 from libs.resources.forms import from_plain
 from libs.resources.kind import Kind
+from libs.resources.kinds import BY_PLURAL
 from libs.resources.references import referrers_of
-from libs.resources.snapshot import BY_PLURAL
 from libs.rollouts import SHADOW_TENANT
 from services.registry.applying import after, faults_of, message_of, place_of
 from services.registry.rollouts import require_no_rollout

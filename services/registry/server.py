@@ -29,8 +29,8 @@ from libs.resources.checks.faults import check_text
 from libs.resources.codec import key_of, kind_of, pack, redacted
 from libs.resources.forms import differing
 from libs.resources.kind import Kind
+from libs.resources.kinds import BY_NAME, BY_PLURAL
 from libs.resources.references import referrers
-from libs.resources.snapshot import BY_NAME, BY_PLURAL
 from libs.rpc import peer_service
 from libs.telemetry import get_logger
 from services.registry import api_keys, applying, metrics

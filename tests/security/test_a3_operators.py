@@ -16,7 +16,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore
 from libs.resources.kind import Role
-from libs.resources.snapshot import BY_MESSAGE, BY_NAME, KINDS
+from libs.resources.kinds import BY_MESSAGE, BY_NAME, KINDS
 from libs.rpc import make_channel
 from tests.support.edge import control_plane
 from tests.support.registry_service import OWNER, Client, Peers, alias, certificates, model, peers, put, refused, tenant

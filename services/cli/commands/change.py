@@ -204,7 +204,7 @@ def read_form(data: Any, place: str) -> Any:
 def _parsed(data: Any, place: Place) -> tuple[Any, list[str]]:
     """The resource, or what is wrong with it: the place of each fault, the field and what it must be."""
     from libs.resources.forms import FormError, from_plain
-    from libs.resources.snapshot import BY_NAME
+    from libs.resources.kinds import BY_NAME
 
     try:
         return from_plain(data), []

@@ -68,7 +68,7 @@ def _values(what: str, given: list[str]) -> Iterable[str]:
     if what not in ("kind", "name"):
         return [] if what == "file" else what.split()
     if not given:
-        from libs.resources.snapshot import BY_PLURAL
+        from libs.resources.kinds import BY_PLURAL
 
         return [*BY_PLURAL, ALL]
     with calls.service() as registry:

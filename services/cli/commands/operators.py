@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from libs.authority.identity import Operator
 from libs.authority.operators import OIDC, OPERATOR, PER_TENANT, Grant, binding_of, may_change, rows
 from libs.resources.kind import Kind, Role
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, warn
 from services.cli.config import locate

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 from services.cli.app import UsageError
 from services.cli.fields import assign
 from services.cli.quantities import parse_microusd, parse_seconds

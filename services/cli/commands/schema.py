@@ -13,8 +13,8 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.near import near
 from libs.resources.kind import Kind
+from libs.resources.kinds import BY_PLURAL, KINDS
 from libs.resources.reading import choices
-from libs.resources.snapshot import BY_PLURAL, KINDS
 from libs.tables import WIDTH
 from services.cli.app import Argument, Json, Option, Output, UsageError
 from services.cli.kinds import kind_called

@@ -123,7 +123,7 @@ def _read(file: Path) -> list[Any]:
 
 def _saved(*, deletable: bool = False) -> list[str]:
     """Kinds that an export holds; only those of which somebody may delete something, if asked."""
-    from libs.resources.snapshot import KINDS
+    from libs.resources.kinds import KINDS
 
     return [kind.name for kind in KINDS if not kind.leased and (kind.change or not deletable)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.authority.calls import ANY, CALLS
 from libs.authority.stores import DOOR, ROWS
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 
 _SERVED_BY = {
     "envoy.service.accesslog.v3.AccessLogService": "controlplane",

@@ -18,7 +18,7 @@ from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, KeyValue, Listing, MemoryStore, Put, Source, Store, WatchBatch, WatchEvent, keys
 from libs.registry.remote import RegistrySource
 from libs.resources.codec import decode, located
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from tests.support.registry_service import put, running_of, settings, tenant
 
 ALL = [kind.plural for kind in KINDS]

@@ -14,7 +14,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.errors import Reason
 from libs.registry import EtcdStore, MemoryStore, keys
 from libs.resources.codec import unpack
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from tests.support.etcd import EtcdServer
 from tests.support.registry_service import (
     Client,

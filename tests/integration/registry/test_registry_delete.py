@@ -12,7 +12,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.errors import Reason
 from libs.registry import MemoryStore, Put, keys
-from libs.resources.snapshot import BY_NAME, KINDS
+from libs.resources.kinds import BY_NAME, KINDS
 from tests.support.registry_service import (
     Client,
     alias,

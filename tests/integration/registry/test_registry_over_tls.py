@@ -14,7 +14,7 @@ from libs.auditlog.security import Kind, Sight
 from libs.auditlog.watch import SecurityWatch
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, MemoryStore, Put, keys
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from tests.support.registry_service import (
     OWNER,
     Client,

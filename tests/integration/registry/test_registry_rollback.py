@@ -13,7 +13,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts import make_key
 from libs.errors import Reason
 from libs.registry import MemoryStore
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from tests.support.registry_service import (
     Client,
     alias,

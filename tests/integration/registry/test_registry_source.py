@@ -20,7 +20,7 @@ from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, MemoryStore, Put, RegistrySnapshot, RegistryView, Store, follow, keys, remote
 from libs.registry.follow import followed_by
 from libs.registry.remote import RegistrySource
-from libs.resources.snapshot import ATTRIBUTE, KINDS
+from libs.resources.kinds import ATTRIBUTE, KINDS
 from services.registry import watching
 from tests.support.etcd import EtcdServer, free_ports
 from tests.support.registry_service import (

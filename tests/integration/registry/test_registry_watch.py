@@ -15,7 +15,7 @@ from libs.changes import resource_of
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, MemoryStore, keys
 from libs.resources.codec import key_of
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from tests.support.etcd import EtcdServer
 from tests.support.registry_service import (
     Client,

@@ -36,7 +36,7 @@ from libs.registry import KeyValue, RegistrySnapshot, keys, snapshot_of
 from libs.resources.checks.access import check_binding
 from libs.resources.codec import key_of
 from libs.resources.kind import Kind, Role
-from libs.resources.snapshot import BY_NAME, KINDS
+from libs.resources.kinds import BY_NAME, KINDS
 from services.registry.server import RegistryServicer
 from services.registry.touched import touched
 

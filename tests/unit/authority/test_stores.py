@@ -23,7 +23,7 @@ from libs.authority.stores import (
     steps,
 )
 from libs.registry import followed_by, keys
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 
 SERVICES = st.sampled_from(sorted(ROWS))
 PROCESSES = st.lists(

@@ -27,7 +27,7 @@ from weir.rollout.v1 import rollout_pb2
 from libs.artifacts import gc as collecting
 from libs.registry import RegistrySnapshot
 from libs.resources.codec import pack
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from libs.tables import Layout, layout
 from libs.traces import Span
 from services.cli import calls, output, scrape

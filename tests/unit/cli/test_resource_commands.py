@@ -14,7 +14,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.registry import MemoryStore, Put, keys
 from libs.resources import documents
 from libs.resources.kind import Kind
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from services.cli.commands import schema
 from services.cli.kinds import kind_called, names_of
 from tests.support.operator import Operator

@@ -17,7 +17,7 @@ from libs.resources import documents
 from libs.resources.codec import pack
 from libs.resources.forms import from_plain, to_plain
 from libs.resources.kind import Kind
-from libs.resources.snapshot import KINDS
+from libs.resources.kinds import KINDS
 from services.cli import files
 from services.cli.app import UsageError
 from tests.support.messages import messages

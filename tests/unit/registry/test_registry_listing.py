@@ -17,7 +17,7 @@ from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore, Put, RegistryView, keys
 from libs.resources.kind import Role
-from libs.resources.snapshot import BY_PLURAL, KINDS
+from libs.resources.kinds import BY_PLURAL, KINDS
 from services.registry.listing import MAX_OPEN, PAGE, PAGE_BYTES, Listings, kinds_called, selector
 from tests.support.registry_service import put, resource, tenant
 from tests.support.world import BUDGET, SLO, applied, observed

@@ -14,7 +14,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.registry import MemoryStore, Put, RegistrySnapshot, WatchEvent, apply_events, keys, snapshot_of
 from libs.registry.diff import listing_diff
 from libs.registry.snapshot import following
-from libs.resources.snapshot import ATTRIBUTE, KINDS
+from libs.resources.kinds import ATTRIBUTE, KINDS
 
 
 def event(message: Message, revision: int) -> WatchEvent:

@@ -11,7 +11,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import MemoryStore, Put, RegistryView, WatchEvent, keys
-from libs.resources.snapshot import BY_PLURAL
+from libs.resources.kinds import BY_PLURAL
 from services.registry import listing, watching
 from services.registry.listing import selector
 from services.registry.watching import ChangeLog, Watch, require_reached

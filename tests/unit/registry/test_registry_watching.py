@@ -17,7 +17,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.authority.operators import Grant
 from libs.errors import Reason, WeirError
 from libs.registry import KeyValue, Listing, MemoryStore, RegistryView, WatchBatch, WatchEvent, keys
-from libs.resources.snapshot import BY_PLURAL, KINDS
+from libs.resources.kinds import BY_PLURAL, KINDS
 from services.registry import watching
 from services.registry.listing import Listings, selector
 from services.registry.watching import CHUNK, ChangeLog, Watch, require_known

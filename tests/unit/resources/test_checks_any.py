@@ -18,7 +18,8 @@ from libs.resources.checks import rollouts, tenants
 from libs.resources.checks.faults import Fault
 from libs.resources.checks.tenants import check_key
 from libs.resources.kind import Kind
-from libs.resources.snapshot import ATTRIBUTE, BY_MESSAGE, KINDS, RegistrySnapshot
+from libs.resources.kinds import ATTRIBUTE, BY_MESSAGE, KINDS
+from libs.resources.snapshot import RegistrySnapshot
 from tests.support.messages import EMPTY, WORDS, having, messages
 
 APPLIED = [kind for kind in KINDS if kind.check is not None]
@@ -125,6 +126,6 @@ def test_names_that_checks_repeat_are_the_same_elsewhere() -> None:
 
 def test_the_table_of_kinds_is_light() -> None:
     heavy = ("grpc", "asyncio", "cryptography", "zoneinfo", "libs.artifacts", "libs.safety_filter", "libs.registry")
-    script = f"import sys, libs.resources.snapshot; print([each for each in {heavy} if each in sys.modules])"
+    script = f"import sys, libs.resources.kinds; print([each for each in {heavy} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -26,7 +26,7 @@ from libs.resources.codec import (
 )
 from libs.resources.forms import FormError, differing, from_plain, to_plain
 from libs.resources.kind import Kind
-from libs.resources.snapshot import ATTRIBUTE, KINDS
+from libs.resources.kinds import ATTRIBUTE, KINDS
 from tests.support.messages import messages
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.codec import status_part
 from libs.resources.kind import Kind, Role
-from libs.resources.snapshot import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS, RegistrySnapshot
+from libs.resources.kinds import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS
+from libs.resources.snapshot import RegistrySnapshot
 from tests.support.world import applied, observed
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -25,6 +28,10 @@ def field_at(message: Descriptor, path: str) -> FieldDescriptor:
     first, _, rest = path.partition(".")
     field = message.fields_by_name[first]
     return field_at(field.message_type, rest) if rest else field
+
+
+def test_every_collection_of_a_snapshot_is_of_one_kind() -> None:
+    assert set(ATTRIBUTE.values()) == {each.name for each in fields(RegistrySnapshot)} - {"revision", "faults"}
 
 
 def test_every_part_of_a_resource_is_of_one_kind() -> None:

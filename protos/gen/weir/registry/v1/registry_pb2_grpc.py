@@ -28,7 +28,7 @@ if _version_not_supported:
 class RegistryServiceStub:
     """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
     optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
-    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/kinds.py has a row for each.
     """
 
     def __init__(self, channel):
@@ -102,7 +102,7 @@ class RegistryServiceStub:
 class RegistryServiceServicer:
     """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
     optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
-    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/kinds.py has a row for each.
     """
 
     def Get(self, request, context):
@@ -264,7 +264,7 @@ def add_RegistryServiceServicer_to_server(servicer, server):
 class RegistryService:
     """What the mesh serves, to whom and on what terms, as resources of one shape. Every change is one etcd transaction with
     optimistic concurrency, kept in a history and audited; the revision that it makes is the version of the snapshots it
-    leads to. Kinds are called as their messages ("Tenant"); libs/resources/snapshot.py has a row for each.
+    leads to. Kinds are called as their messages ("Tenant"); libs/resources/kinds.py has a row for each.
     """
 
     @staticmethod
