@@ -77,8 +77,8 @@ SEEN = {
     "weir audit verify": r"\d",
 }
 """Likewise of docs/oncall.md; the first that fits a command."""
-ROLLOUT = 600.0
-"""Seconds for a rollout whose steps take forty, on a machine that is busy with other tests."""
+PATIENCE = 600.0
+"""Seconds for a command, on a machine that is busy with other tests; a rollout's steps take forty."""
 SAYS_NO = ("weir diagnose",)
 """What ends with 1 where it has found something, which a machine that is busy with other tests may well show."""
 
@@ -95,7 +95,7 @@ def tour() -> list[str]:
     return lines(block)
 
 
-def run(fresh: Mesh, *command: str, seconds: float = 120) -> tuple[int, str]:
+def run(fresh: Mesh, *command: str, seconds: float = PATIENCE) -> tuple[int, str]:
     """Its exit code and what it printed. Whatever it left running in the background ends with it."""
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(
@@ -120,8 +120,7 @@ def test_every_command_of_the_ten_minutes_does_what_it_says(fresh: Mesh, tmp_pat
     for command in found:
         if command.startswith("make "):
             continue  # a mesh in its usual place
-        seconds = ROLLOUT if "rollout watch" in command else 120.0
-        code, out = run(fresh, "bash", "-euc", command.replace("/tmp/mine", str(tmp_path / "mine")), seconds=seconds)
+        code, out = run(fresh, "bash", "-euc", command.replace("/tmp/mine", str(tmp_path / "mine")))
         known = [each for each in SHOWN if re.search(rf"{re.escape(each)}(?![\w-])", command.replace(".venv/bin/", ""))]
         unseen.difference_update(known)
         if code or not all(re.search(SHOWN[beginning], out) for beginning in known):

@@ -41,7 +41,7 @@ class EnvoyProcess:
     async def start(self, listeners: tuple[str, ...]) -> None:
         """Returns when the listeners are up.
 
-        :raises RuntimeError: Envoy died or is not ready in 20 s; with the end of its log.
+        :raises RuntimeError: Envoy died or is not ready in two minutes; with the end of its log.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         bootstrap = self._directory / "envoy.yaml"
@@ -53,7 +53,7 @@ class EnvoyProcess:
         self.admin_socket.unlink(missing_ok=True)
         self._launch(bootstrap)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while not self.admin_socket.exists() or not await self._are_up(listeners):
                     self._check()
                     await asyncio.sleep(0.02)

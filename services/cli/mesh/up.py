@@ -39,7 +39,7 @@ PROMPT = "Tell me about rivers."
 MAX_TOKENS = 120
 # Readiness is per process; the last endpoint may still be on its way through the control plane to Envoy (tens of
 # milliseconds). A 503 in this window is not a failure yet.
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 60.0
 
 
 class NotAnsweringError(Exception):
