@@ -10,6 +10,8 @@ control plane and the registry (in memory) share edge-auth's and the limiter's p
     edge_alone_us_asked     the same with `edge.known_callers` off
     edge_alone_us_bad_key   keys that were never seen before, all from one address
     edge_alone_us_same_key  one bad key again and again
+    edge_alone_us_bare      an Envoy that only passes the same bytes on, over mTLS as well: the floor
+    edge_alone_system_share  of what a known caller costs, the part that the kernel takes
     revocation_ms_p99       under load, from a revocation's write to the beginning of the last request that was served
     revocation_quiet_ms_max  the same while no revocation is pushed
 """
@@ -32,6 +34,7 @@ from typing import Any
 
 import grpc
 import uvloop
+from google.api import httpbody_pb2
 from weir.openai.v1 import openai_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
@@ -44,6 +47,7 @@ from loadtest.figures import percentile, table
 from loadtest.helper import helper
 from loadtest.http_client import Connection, Reply, post
 from loadtest.overload import output
+from loadtest.peers.contenders import bare_envoy
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
 from services.ratelimit.app import build as build_limiter
@@ -53,10 +57,12 @@ from tests.support.edge import EnvoyProcess, control_plane, edge_config, put_end
 from tests.support.upstreams import FakeGateway
 
 TENANTS, CONNECTIONS, LIMIT = 64, 8, 10**9
-CHAT, BODY = "/v1/chat/completions", b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 400 + b'"}]}'
+CHAT, METHOD = "/v1/chat/completions", "/weir.openai.v1.OpenAIService/CreateChatCompletion"
+BODY = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 400 + b'"}]}'
 FULL_SECONDS, QUICK_SECONDS, SMOKE_SECONDS = 8.0, 3.0, 1.0
 TARGETS = {
     "edge_alone_us_known": "≤ 250",
+    "edge_alone_known_of_asked": "≤ 0.2",
     "edge_alone_us_bad_key": "≤ 120",
     "revocation_ms_p99": "≤ 100",
     "revocation_quiet_ms_max": "≤ 2000",
@@ -132,20 +138,23 @@ class Rig:
     """Everything that runs."""
 
     envoy: EnvoyProcess
-    child: Process
+    child: Process | None
+    """The services, where there are any."""
     port: int
 
     async def answered(self) -> str:
         """The next line of the services."""
+        assert self.child is not None
         assert self.child.stdout is not None
         return (await self.child.stdout.readline()).decode().strip()
 
     def cpu(self) -> float:
         """Seconds of the edge and its services."""
-        return cpu_seconds(self.envoy.process.pid) + cpu_seconds(self.child.pid)
+        services = cpu_seconds(self.child.pid) if self.child is not None else 0.0
+        return cpu_seconds(self.envoy.process.pid) + services
 
-    async def cost(self, seconds: float, requests: Iterator[bytes], status: int) -> float:
-        """Microseconds of a request; the last answers have this status."""
+    async def cost(self, seconds: float, requests: Iterator[bytes], status: int) -> tuple[float, float]:
+        """Microseconds of a request, and which part of Envoy's the kernel takes; the last answers have this status."""
         last: dict[Connection, Reply] = {}
         connections = [Connection("127.0.0.1", self.port) for _ in range(CONNECTIONS)]
 
@@ -161,17 +170,19 @@ class Rig:
             return sum(await asyncio.gather(*(one(each, until) for each in connections)))
 
         await all_for(seconds / 4)
-        before = self.cpu()
+        before, ticks = self.cpu(), self.envoy.process.cpu_times()
         count = await all_for(seconds)
-        used = self.cpu() - before
+        used, after = self.cpu() - before, self.envoy.process.cpu_times()
+        user, system = after.user - ticks.user, after.system - ticks.system
         for connection in connections:
             connection.close()
         if faults := [reply for reply in last.values() if reply.status != status]:
             raise RuntimeError(f"status {faults[0].status}: {faults[0].body[:300]!r}")
-        return used / count * 1e6
+        return used / count * 1e6, system / max(user + system, 0.01)
 
     async def revocation(self, number: int, *, quietly: bool) -> float:
         """Milliseconds from a revocation to the beginning of the last request that was served, under load."""
+        assert self.child is not None
         assert self.child.stdin is not None
         request, last, over = post("edge", CHAT, key_of(number).text, BODY), 0.0, False
 
@@ -209,23 +220,51 @@ class Rig:
 async def rig(folder: Path, name: str, *, known: bool) -> AsyncIterator[Rig]:
     """Runs while the block does."""
     pki = folder / "pki"
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(stand_in(pki))
+        words = ("-m", "loadtest.bench_edge", "--serve", json.dumps([str(folder), gateway, known]))
+        child = await stack.enter_async_context(helper(*words, stdin=PIPE, stdout=PIPE))
+        assert child.stdout is not None
+        xds = f"127.0.0.1:{(await child.stdout.readline()).decode().strip()}"
+        envoy = EnvoyProcess(folder / name, xds=xds, tls=tls_of(pki, "envoy"))
+        stack.push_async_callback(envoy.stop)
+        await envoy.start(("edge-http",))
+        for service in ("edge-auth", "ratelimit", "gateway"):
+            await envoy.wait_counter(f"cluster.{service}.membership_total", bool)
+        yield Rig(envoy, child, (await envoy.listeners())["edge-http"])
+
+
+@contextlib.asynccontextmanager
+async def bare(folder: Path) -> AsyncIterator[Rig]:
+    """An Envoy without any of the edge's filters, in front of the same gateway."""
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(stand_in(folder / "pki"))
+        tls = tls_of(folder / "pki", "envoy")
+        envoy = EnvoyProcess(folder / "bare", xds="", tls=tls)
+        stack.push_async_callback(envoy.stop)
+        admin = {"admin": {"address": {"pipe": {"path": "admin.sock"}}}}
+        await envoy.start(("peer",), json.dumps(bare_envoy(0, gateway, tls) | admin))
+        yield Rig(envoy, None, (await envoy.listeners())["peer"])
+
+
+@contextlib.asynccontextmanager
+async def stand_in(pki: Path) -> AsyncIterator[int]:
+    """What answers for the gateway: its port."""
     server = grpc.aio.server()
     openai_pb2_grpc.add_OpenAIServiceServicer_to_server(FakeGateway(), server)
-    gateway = bind(server, "127.0.0.1:0", tls=tls_of(pki, "gateway"))
+    port = bind(server, "127.0.0.1:0", tls=tls_of(pki, "gateway"))
     await server.start()
-    words = ("-m", "loadtest.bench_edge", "--serve", json.dumps([str(folder), gateway, known]))
     try:
-        async with helper(*words, stdin=PIPE, stdout=PIPE) as child, contextlib.AsyncExitStack() as stack:
-            assert child.stdout is not None
-            xds = f"127.0.0.1:{(await child.stdout.readline()).decode().strip()}"
-            envoy = EnvoyProcess(folder / name, xds=xds, tls=tls_of(pki, "envoy"))
-            stack.push_async_callback(envoy.stop)
-            await envoy.start(("edge-http",))
-            for service in ("edge-auth", "ratelimit", "gateway"):
-                await envoy.wait_counter(f"cluster.{service}.membership_total", bool)
-            yield Rig(envoy, child, (await envoy.listeners())["edge-http"])
+        yield port
     finally:
         await server.stop(None)
+
+
+def framed(key: str) -> bytes:
+    """The request as the edge passes it on: of gRPC, which an Envoy that only passes bytes on does not make of JSON."""
+    message = httpbody_pb2.HttpBody(content_type="application/json", data=BODY).SerializeToString()
+    request = post("edge", METHOD, key, b"\0" + len(message).to_bytes(4, "big") + message)
+    return request.replace(b"content-type: application/json", b"content-type: application/grpc\r\nte: trailers", 1)
 
 
 async def measure(seconds: float, folder: Path) -> dict[str, float]:
@@ -234,15 +273,19 @@ async def measure(seconds: float, folder: Path) -> dict[str, float]:
     over = post("edge", CHAT, key_of(TENANTS - 1).text, BODY)
     figures: dict[str, float] = {}
     async with rig(folder, "asked", known=False) as edge:
-        figures["edge_alone_us_asked"] = await edge.cost(seconds, itertools.cycle(good), 200)
-        figures["edge_alone_us_asked_bad_key"] = await edge.cost(seconds, strangers(), 401)
+        figures["edge_alone_us_asked"], _ = await edge.cost(seconds, itertools.cycle(good), 200)
+        figures["edge_alone_us_asked_bad_key"], _ = await edge.cost(seconds, strangers(), 401)
     async with rig(folder, "known", known=True) as edge:
-        figures["edge_alone_us_known"] = await edge.cost(seconds, itertools.cycle(good), 200)
-        figures["edge_alone_us_over"] = await edge.cost(seconds, itertools.cycle([over]), 429)
-        figures["edge_alone_us_bad_key"] = await edge.cost(seconds, strangers(), 429)
-        figures["edge_alone_us_same_key"] = await edge.cost(seconds, itertools.cycle([next(strangers())]), 401)
+        known = await edge.cost(seconds, itertools.cycle(good), 200)
+        figures["edge_alone_us_known"], figures["edge_alone_system_share"] = known
+        figures["edge_alone_us_over"], _ = await edge.cost(seconds, itertools.cycle([over]), 429)
+        figures["edge_alone_us_bad_key"], _ = await edge.cost(seconds, strangers(), 429)
+        figures["edge_alone_us_same_key"], _ = await edge.cost(seconds, itertools.cycle([next(strangers())]), 401)
         pushed = [await edge.revocation(number, quietly=False) for number in range(4, 4 + max(1, int(seconds * 5)))]
         quiet = [await edge.revocation(number, quietly=True) for number in range(50, 50 + max(1, int(seconds)))]
+    async with bare(folder) as edge:
+        figures["edge_alone_us_bare"], _ = await edge.cost(seconds, itertools.cycle([framed(key_of(0).text)]), 200)
+    figures["edge_alone_known_of_asked"] = figures["edge_alone_us_known"] / figures["edge_alone_us_asked"]
     figures["revocation_ms_p50"], figures["revocation_ms_p99"] = percentile(pushed, 0.5), percentile(pushed, 0.99)
     figures["revocation_quiet_ms_max"] = max(quiet)
     return figures
@@ -266,7 +309,7 @@ def main() -> None:
     parts = output.Parts()
     with parts.part("edge"), tempfile.TemporaryDirectory(prefix="weir-edge-") as folder:
         parts.figures |= uvloop.run(measure(seconds, Path(folder)))
-    output.say(table(("figure", "value"), [(name, f"{value:.0f}") for name, value in parts.figures.items()]))
+    output.say(table(("figure", "value"), [(name, f"{value:.3g}") for name, value in parts.figures.items()]))
     conditions = {"connections": CONNECTIONS, "tenants": TENANTS, "seconds": seconds, "listener": "plain, HTTP/1.1"}
     output.finish("edge", parts, TARGETS, conditions)
 

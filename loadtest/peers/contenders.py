@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from libs import envoy_bootstrap
+from libs.config import TlsFiles
 from libs.supervisor.leash import leashed
 from loadtest.peers.upstream import PACED
 from loadtest.scenarios import Edge, LoadError
@@ -172,8 +173,11 @@ class Running:
                 break
 
 
-def bare_envoy(port: int, behind: int) -> dict[str, Any]:
-    """Envoy's configuration as a proxy and nothing else."""
+def bare_envoy(port: int, behind: int, tls: TlsFiles | None = None) -> dict[str, Any]:
+    """Envoy's configuration as a proxy and nothing else.
+
+    :param tls: what is behind it speaks gRPC over mTLS; without, HTTP/1.1 in clear.
+    """
     extensions = "type.googleapis.com/envoy.extensions.filters"
 
     def address(number: int) -> dict[str, Any]:
@@ -196,12 +200,27 @@ def bare_envoy(port: int, behind: int) -> dict[str, Any]:
         },
     }
     endpoint = {"endpoint": {"address": address(behind)}}
-    cluster = {
+    cluster: dict[str, Any] = {
         "name": "upstream",
         "type": "STATIC",
         "connect_timeout": "5s",
         "load_assignment": {"cluster_name": "upstream", "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
+    if tls is not None:
+        api = "type.googleapis.com/envoy.extensions"
+        files = {"certificate_chain": {"filename": tls.cert}, "private_key": {"filename": tls.key}}
+        common = {
+            "tls_certificates": [files],
+            "validation_context": {"trusted_ca": {"filename": tls.ca}},
+            "alpn_protocols": ["h2"],
+        }
+        context = {"@type": f"{api}.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": common}
+        options = {"@type": f"{api}.upstreams.http.v3.HttpProtocolOptions"}
+        options |= {"explicit_http_config": {"http2_protocol_options": {}}}
+        cluster["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
+        cluster["typed_extension_protocol_options"] = {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options
+        }
     listener = {
         "name": "peer",
         "address": address(port),

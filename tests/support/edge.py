@@ -38,20 +38,21 @@ class EnvoyProcess:
         self._zone = zone
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def start(self, listeners: tuple[str, ...]) -> None:
-        """Returns when the listeners are up.
+    async def start(self, listeners: tuple[str, ...], bootstrap: str = "") -> None:
+        """Returns when the listeners are up; they come by xDS unless the bootstrap has them.
 
         :raises RuntimeError: Envoy died or is not ready in two minutes; with the end of its log.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        bootstrap = self._directory / "envoy.yaml"
-        bootstrap.write_text(
-            envoy_bootstrap.render(
+        path = self._directory / "envoy.yaml"
+        path.write_text(
+            bootstrap
+            or envoy_bootstrap.render(
                 node_id="envoy-test", zone=self._zone, xds=(self._xds,), tls=self._tls, status_port=0
             )
         )
         self.admin_socket.unlink(missing_ok=True)
-        self._launch(bootstrap)
+        self._launch(path)
         try:
             async with asyncio.timeout(120):
                 while not self.admin_socket.exists() or not await self._are_up(listeners):
