@@ -453,7 +453,7 @@ async def test_f7_a_process_that_hangs_in_a_start_after_the_first_is_started_ane
 async def test_f7_a_probe_that_cannot_look_ends_the_start_in_time_and_says_why(tmp_path: Path) -> None:
     missing = TlsFiles(*(str(tmp_path / name) for name in ("ca", "cert", "key")))
     port = free_port()
-    blind = python("blind", LISTEN, str(port), "200", readiness=GrpcProbe(port=port, tls=missing), ready_timeout=0.3)
+    blind = python("blind", LISTEN, str(port), "200", readiness=GrpcProbe(port=port, tls=missing), ready_timeout=3.0)
     async with running(tmp_path, blind) as supervisor:
         status = await until_state(supervisor, "failed")
     assert "cannot be observed" in status["failure"]["reason"]
