@@ -89,7 +89,8 @@ def completion(count: int) -> bytes:
 
 def token(number: int) -> bytes:
     """The event of one token."""
-    delta = {"content": " word", **({} if number else {"role": "assistant"})}
+    # Not the same each time: LiteLLM ends a stream that says one thing a hundred times.
+    delta = {"content": (" word", " weir")[number % 2], **({} if number else {"role": "assistant"})}
     return _event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
 
 

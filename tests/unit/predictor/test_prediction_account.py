@@ -76,7 +76,7 @@ class World:
             mirror=lambda *_: None,
         )
         reservation = SimpleNamespace(over_quota=False, local=False)
-        held = SimpleNamespace(used=0, reservation=reservation, end=lambda rows, used: None)
+        held = SimpleNamespace(id="l-1", used=0, reservation=reservation, end=lambda rows, used: None)
         self.account._leases = SimpleNamespace(draw=lambda key, rows: held)  # type: ignore[assignment]
 
     async def end(self, ended: Answer | WeirError, **how: Any) -> None:
