@@ -239,8 +239,8 @@ async def test_what_a_killed_predictor_left_is_recorded_and_settled_by_its_next_
         acquired = asyncio.Event()
         acquire = account.acquire
 
-        async def slow(call: Any) -> Any:
-            lease = await acquire(call)
+        async def slow(call: Any, **how: Any) -> Any:
+            lease = await acquire(call, **how)
             acquired.set()
             await release.wait()
             return lease
@@ -248,7 +248,6 @@ async def test_what_a_killed_predictor_left_is_recorded_and_settled_by_its_next_
         account.acquire = slow  # type: ignore[method-assign]
         running_call = asyncio.ensure_future(made.rig.infer(question(X), x_request_id="r-0000-lost"))
         await acquired.wait()
-        await until(lambda: made.books._quota._settlements._open == 0)  # the first call's is acknowledged
         shutil.copytree(state / "audit-journal", killed / "audit-journal")  # as the kernel has it
         release.set()
         await running_call
