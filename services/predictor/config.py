@@ -21,8 +21,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """What a predictor needs beside the common settings."""
 
     max_message_bytes: int = MAX_PREDICTION_BYTES + 4096
-    """What Envoy makes of the largest HTTP body (`edge.max_prediction_bytes`) is a little larger. What a compressed body
-    grows to has the same bound, and so has an answer over HTTP."""
+    """What Envoy makes of the largest HTTP body (`edge.max_prediction_bytes`) is a little larger. What a compressed
+    body grows to has the same bound, and so has an answer over HTTP."""
     pool: str = "predict"
     """Versions of this pool are served."""
     blobs: str = ""

@@ -1,7 +1,7 @@
 """Asks a model for a prediction with NVIDIA's client and prints what came, as JSON.
 
-predict.py ADDRESS CA KEY MODEL INPUTS DEGRADABLE SECONDS: INPUTS are those of a golden case, JSON; asks again for so long
-where nobody answers.
+predict.py ADDRESS CA KEY MODEL INPUTS DEGRADABLE SECONDS: INPUTS are those of a golden case, JSON; asks again for so
+long where nobody answers.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ async def test_a_body_beyond_the_bound_is_refused_over_http_and_hears_the_bound(
 async def test_a_message_beyond_the_bound_is_refused_over_grpc_like_everything_else(
     predictions: PredictionEdge, mib: int, model: str
 ) -> None:
-    metadata = [("authorization", f"Bearer {predictions.tokens['acme']}"), *([("x-weir-model", model)] if model else [])]
+    named = [("x-weir-model", model)] if model else []
+    metadata = [("authorization", f"Bearer {predictions.tokens['acme']}"), *named]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await predictions.stub.ModelInfer(message(mib * MIB), metadata=metadata, timeout=60)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -117,7 +117,13 @@ def test_a_pickle_is_refused_by_name_and_never_read(tmp_path: Path, format: str,
 
 @pytest.mark.parametrize(
     ("format", "library"),
-    [("onnx", "onnxruntime"), ("xgboost", "xgboost"), ("lightgbm", "lightgbm"), ("sklearn", "skops"), ("torch", "torch")],
+    [
+        ("onnx", "onnxruntime"),
+        ("xgboost", "xgboost"),
+        ("lightgbm", "lightgbm"),
+        ("sklearn", "skops"),
+        ("torch", "torch"),
+    ],
 )
 def test_a_library_that_an_image_leaves_out_is_told_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, library: str
