@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from inference.open_inference_pb2 import ModelInferRequest
+from weir.client import Client
 
 from libs.config import MAX_PREDICTION_BYTES
 from libs.errors import Reason, from_rpc_error
@@ -75,6 +76,14 @@ async def test_large_tensors_come_and_go_over_grpc(predictions: PredictionEdge, 
     metadata = [("authorization", f"Bearer {predictions.tokens['acme']}")]
     answer = await predictions.stub.ModelInfer(message(mib * MIB), metadata=metadata, timeout=60)
     assert len(answer.raw_output_contents[0]) == mib * MIB
+
+
+async def test_the_meshs_own_client_takes_a_large_answer(predictions: PredictionEdge) -> None:
+    port = (await predictions.envoy.listeners())["edge-https"]
+    key = predictions.tokens["acme"]
+    async with Client(f"localhost:{port}", ca=str(predictions._pki / "ca.pem"), api_key=key) as client:
+        answer = await client._predictions.ModelInfer(message(5 * MIB), metadata=client._metadata, timeout=60)
+    assert len(answer.raw_output_contents[0]) == 5 * MIB
 
 
 @pytest.mark.parametrize("mib", [17, 64])
