@@ -29,10 +29,10 @@ TRANSCODERS = {
     PREDICTION: "weir.transcoder.predictions",
     ADMIN: "weir.transcoder.admin",
 }
-"""The filter that gives a gRPC service its HTTP face. Each has its own bound of bodies; routes leave out what is not
-theirs."""
-_FACES = {OPENAI: (OPENAI, PREDICTION), ADMIN: (ADMIN,)}
-"""By the first gRPC service of a listener, all that have an HTTP face there."""
+"""The filter that gives a gRPC service its HTTP face; each has its own bound of bodies."""
+_FACES = {OPENAI: (PREDICTION, OPENAI), ADMIN: (ADMIN,)}
+"""By the gRPC service that a listener is for, those that have an HTTP face there. What is none of the last one's either
+is refused; a request that one of them has made gRPC's passes the others."""
 EPOCH = "weir.epoch"
 """The filter that tells `edge.lua` the registry's revision at the last revocation, and the metadata that it sets."""
 AUTH_SEES = (
@@ -200,7 +200,7 @@ def _transcoder(edge: EdgeConfig, service: str, descriptors: str) -> Resource:
         # Model ids hold "@", which clients may escape.
         "url_unescape_spec": "ALL_CHARACTERS",
         "match_incoming_request_route": True,
-        "request_validation_options": {"reject_unknown_method": True},
+        "request_validation_options": {"reject_unknown_method": service != PREDICTION},
         **(bounds if service == PREDICTION else {"max_request_body_size": edge.max_body_bytes}),
         "print_options": {"preserve_proto_field_names": True},
     }

@@ -10,7 +10,7 @@ from libs import paths
 from libs.routing import BUCKETS
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.cors import CORS, cors_policy
-from services.controlplane.policy.filters import AUTH, OPENAI, OTHER_HOST, PREDICTION, RATE_LIMIT, TRANSCODERS
+from services.controlplane.policy.filters import AUTH, OTHER_HOST, RATE_LIMIT, TRANSCODERS
 from services.controlplane.policy.names import KEY_HEADER, KEYED, PREDICTOR, Piece, Resource, shared
 from services.controlplane.policy.predictions import Prediction, Share
 from services.controlplane.policy.upstreams import prediction_cluster_name
@@ -48,8 +48,6 @@ _PREDICTIONS = (paths.PREDICTION, paths.PREDICTION_HTTP)
 _OF_PREDICTIONS = (*({"prefix": path} for path in _PREDICTIONS), {"path": "/v2"})
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 _OPEN = dict.fromkeys((AUTH, *TRANSCODERS.values()), _OFF)
-_NO_PREDICTION = {TRANSCODERS[PREDICTION]: _OFF}
-_ONLY_PREDICTION = {TRANSCODERS[OPENAI]: _OFF}
 # Answered without asking edge-auth: strangers get nothing and cost nothing.
 _NOTHING = {
     "name": "/",
@@ -197,7 +195,7 @@ def _prediction(match: Resource, to: str | Resource, edge: EdgeConfig) -> Resour
     route["name"] = "prediction"
     route["request_headers_to_add"] = [_BEGAN]
     route["route"]["retry_policy"] = _RETRY_PREDICTION
-    route["typed_per_filter_config"] = {**_ONLY_PREDICTION, **_limits([_TENANT])}
+    route["typed_per_filter_config"] = _limits([_TENANT])
     return route
 
 
@@ -225,15 +223,10 @@ def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bo
         "max_stream_duration": {"max_stream_duration": longest, "grpc_timeout_header_max": longest},
     }
     # The name is what the access log tells of the path: the rest of a path is a caller's own words.
-    route: dict[str, Any] = {
-        "name": match.get("path") or match.get("prefix", ""),
-        "match": match,
-        "route": action,
-        "typed_per_filter_config": {**_NO_PREDICTION},
-    }
+    route: dict[str, Any] = {"name": match.get("path") or match.get("prefix", ""), "match": match, "route": action}
     if limited:
         action["retry_policy"] = _RETRY_ANSWER
-        route["typed_per_filter_config"] |= _limits([_TENANT], _token_limit())
+        route["typed_per_filter_config"] = _limits([_TENANT], _token_limit())
     return route
 
 
