@@ -1,4 +1,4 @@
-# Weir's images: `docker build --target control .`, engine, engine-cuda, edge, etcd, load. docs/deploy.md says what runs where.
+# Weir's images: `docker build --target control .`, predictor, engine, engine-cuda, edge, etcd, load. docs/deploy.md says what runs where.
 #
 # Every image runs as user 10001 and writes nowhere but to /var/lib/weir and /tmp: run it with a read-only root.
 # Packages come from pip's index by the hashes in deploy/images/*.lock; a build context `wheels` stands in for the index
@@ -40,6 +40,15 @@ COPY . /src
 RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /out/opt/app /wheel/*.whl && \
     mkdir -p /out/usr/share && ln -s /opt/app/weir_files /out/usr/share/weir && seal /out
+
+# What predictors run models with, all but torch. What tests only these libraries stays behind: 22 MB.
+FROM packages AS predictor-packages
+COPY deploy/images/predictor.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --target /out/opt/predictor --no-deps --require-hashes -r /locks/predictor.lock && \
+    rm -rf /out/opt/predictor/bin && \
+    find /out/opt/predictor -type d -name tests -prune -exec rm -r {} + && \
+    seal /out
 
 # Of torch, what only compilers and its own tests need stays behind: 200 MB. Where pip has no build of it for CPUs
 # (PIP_EXTRA_INDEX_URL may name an index that has), the one that it has needs its accelerator's libraries, some 4 GB.
@@ -110,17 +119,24 @@ COPY --from=packages /opt /opt
 COPY --from=code /out /
 CMD ["weir", "--help"]
 
-FROM control AS engine
+FROM control AS predictor
+LABEL org.opencontainers.image.title="weir-predictor" \
+      org.opencontainers.image.description="Weir's predictors, for every format but torch's"
+ENV PYTHONPATH=/opt/app:/opt/predictor
+COPY --from=predictor-packages /out /
+
+# Of a predictor's layers, since the one that has models of torch as well is this.
+FROM predictor AS engine
 LABEL org.opencontainers.image.title="weir-engine" \
-      org.opencontainers.image.description="Weir's workers with the torch engine, on CPUs"
+      org.opencontainers.image.description="Weir's workers with the torch engine, and predictors with torch, on CPUs"
 # Kernels are compiled once, not at every start.
-ENV PYTHONPATH=/opt/app:/opt/engine NUMBA_CACHE_DIR=/var/lib/weir/numba
+ENV PYTHONPATH=/opt/app:/opt/predictor:/opt/engine NUMBA_CACHE_DIR=/var/lib/weir/numba
 COPY --from=engine-packages /out /
 
-FROM control AS engine-cuda
+FROM predictor AS engine-cuda
 LABEL org.opencontainers.image.title="weir-engine-cuda" \
-      org.opencontainers.image.description="Weir's workers with the torch engine, on NVIDIA GPUs"
-ENV PYTHONPATH=/opt/app:/opt/engine NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+      org.opencontainers.image.description="Weir's workers with the torch engine, and predictors with torch, on NVIDIA GPUs"
+ENV PYTHONPATH=/opt/app:/opt/predictor:/opt/engine NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=engine-cuda-packages /out /
 
 # A tool for trying a mesh, not a part of one.

@@ -144,6 +144,13 @@ PEERS_ENV ?= $(BUILD)/peers-env
 peers-env: setup ## Create the environments of LiteLLM and Portkey for bench-peers (700 MB, minutes; skipped when they are there).
 	bin/peers-env $(PEERS_ENV)
 
+# Where KServe's clients live, which the end-to-end tests ask for predictions where they are there.
+KSERVE_ENV ?= $(BUILD)/kserve-env
+
+.PHONY: kserve-env
+kserve-env: setup ## Create the environment of KServe's clients, a second judge of predictions (300 MB; skipped when it is there).
+	bin/kserve-env $(KSERVE_ENV)
+
 # --- load with locust ---
 
 # Where locust lives. Its flags: make locust LOCUST='-u 60 -t 5m --think 1'

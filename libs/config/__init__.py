@@ -21,6 +21,7 @@ __all__ = [
     "AUTO",
     "ENDING_SECONDS",
     "MAX_BODY_BYTES",
+    "MAX_PREDICTION_BYTES",
     "CommandLineError",
     "ConfigError",
     "ServiceSettings",
@@ -33,6 +34,8 @@ AUTO = "auto"
 
 MAX_BODY_BYTES = 1 << 20
 """Largest request that the mesh takes from its callers, over HTTP and gRPC alike, unless told otherwise."""
+MAX_PREDICTION_BYTES = 16 << 20
+"""The same of predictions, whose tensors are larger than texts, and of their answers."""
 ENDING_SECONDS = 4.0
 """What the end of a process takes at most beside its `drain_seconds`; then it is cut."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from libs.config import ServiceSettings
+from libs.config import MAX_PREDICTION_BYTES, ServiceSettings
 from libs.mirrors import ShadowSettings
 
 _SECONDS = {"classical": 0.5, "deep": 2.0}
@@ -20,6 +20,9 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a predictor needs beside the common settings."""
 
+    max_message_bytes: int = MAX_PREDICTION_BYTES + 4096
+    """What Envoy makes of the largest HTTP body (`edge.max_prediction_bytes`) is a little larger. What a compressed
+    body grows to has the same bound, and so has an answer over HTTP."""
     pool: str = "predict"
     """Versions of this pool are served."""
     blobs: str = ""

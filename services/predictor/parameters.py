@@ -44,12 +44,13 @@ def asked(request: ModelInferRequest) -> Asked:
     :raises WeirError: UNIMPLEMENTED for what Triton knows and is not supported here, INVALID_REQUEST for what is not
         known or has no such value; both name the parameter.
     """
-    for tensor in request.inputs:
+    for number, tensor in enumerate(request.inputs):
         if tensor.parameters:
-            _refuse_any(tensor.parameters, "an input")
+            size = len(request.raw_input_contents[number]) if number < len(request.raw_input_contents) else -1
+            _check_tensor(tensor.parameters, "an input", {"binary_data_size": size})
     for output in request.outputs:
         if output.parameters:
-            _refuse_any(output.parameters, "an output")
+            _check_tensor(output.parameters, "an output", {"binary_data": True})
     if not request.parameters:
         return NOTHING
     timeout, lowered, degradable = math.inf, False, True
@@ -61,6 +62,8 @@ def asked(request: ModelInferRequest) -> Asked:
             lowered = _whole(name, value) > 1
         elif name == "degradable":
             degradable = _truth(name, value)
+        elif name == "binary_data_output" and _truth(name, value):
+            continue
         elif name in _MISSING and not _is_default(value):
             raise _unsupported(name, "a request")
         elif name not in _MISSING:
@@ -68,11 +71,17 @@ def asked(request: ModelInferRequest) -> Asked:
     return Asked(timeout, lowered, degradable)
 
 
-def _refuse_any(parameters: Mapping[str, InferParameter], where: str) -> None:
-    for name in parameters:
+def _check_tensor(parameters: Mapping[str, InferParameter], where: str, may: Mapping[str, int]) -> None:
+    """`may`: values that say what is so in any case. KServe's client sends HTTP's parameters of binary data along."""
+    for name, value in parameters.items():
         if name in _MISSING:
             raise _unsupported(name, where)
-        raise WeirError(Reason.INVALID_REQUEST, f"there is no parameter {name[:64]!r} of {where}", limit=name[:64])
+        if name not in may:
+            raise WeirError(Reason.INVALID_REQUEST, f"there is no parameter {name[:64]!r} of {where}", limit=name[:64])
+        kind = value.WhichOneof("parameter_choice")
+        if kind is None or getattr(value, kind) != may[name]:
+            message = f"parameter {name!r} of {where} is not so: contents are raw, and of their own size"
+            raise WeirError(Reason.INVALID_REQUEST, message, limit=name)
 
 
 def _unsupported(name: str, where: str) -> WeirError:

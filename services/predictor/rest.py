@@ -33,7 +33,7 @@ class PredictionRest(predictions_pb2_grpc.PredictionServiceServicer):
     """The HTTP face of a gRPC face."""
 
     def __init__(self, inference: open_inference_pb2_grpc.GRPCInferenceServiceServicer, *, max_bytes: int) -> None:
-        """`max_bytes` bounds what a compressed body may grow to."""
+        """`max_bytes` bounds what a compressed body may grow to, and an answer."""
         self._inference = inference
         self._max_bytes = max_bytes
 
@@ -53,6 +53,9 @@ class PredictionRest(predictions_pb2_grpc.PredictionServiceServicer):
             if coding:
                 told.headers.append(("content-encoding", coding))
                 body = compressed(body, coding)
+            if len(body) > self._max_bytes:
+                message = f"the answer has {len(body)} bytes, and may have {self._max_bytes}: ask for fewer rows"
+                raise WeirError(Reason.PAYLOAD_TOO_LARGE, message, limit="max_message_bytes")
             kind = "application/json" if length is None else "application/octet-stream"
             return HttpBody(content_type=kind, data=body)
 

@@ -15,6 +15,7 @@ from tests.support import engine
 from tests.support.mesh import eventually
 
 CHAT = Path(__file__).with_name("chat.py")
+PREDICT = Path(__file__).with_name("predict.py")
 
 
 class Composed:
@@ -57,6 +58,14 @@ class Composed:
         mesh has nobody to answer; see chat.py."""
         key = self.keys["WEIR_KEY_ACME"]
         said = engine.run(sys.executable, CHAT, "https://localhost:18001/v1", self.ca, key, str(seconds))
+        return json.loads(said.splitlines()[-1])
+
+    def predict(self, model: str, inputs: Any, *, degradable: bool = False, seconds: float = 60.0) -> Mapping[str, Any]:
+        """Asks for a prediction at the published port with `tritonclient`, again for so long where the mesh has nobody
+        to answer; see predict.py."""
+        asked = (model, json.dumps(inputs), "yes" if degradable else "no", str(seconds))
+        key = self.keys["WEIR_KEY_ACME"]
+        said = engine.run(sys.executable, "-P", PREDICT, "localhost:18001", self.ca, key, *asked)
         return json.loads(said.splitlines()[-1])
 
     def inside(self, service: str, code: str) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.compose.composed import Composed
@@ -45,6 +48,11 @@ for root, folders, files in os.walk("/"):
             pass
 print(json.dumps(sorted(found)))
 """
+MEMORY = """
+import os
+newer, older = "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"
+print(open(newer if os.path.exists(newer) else older).read())
+"""
 # Nobody but the job `files` sees this folder whole; the digest says whether any file in it changed.
 DIGEST = """
 import hashlib, os
@@ -73,6 +81,48 @@ def test_a_completion_is_streamed_through_the_published_port(mesh: Composed) -> 
     answer = mesh.chat()
     assert len(answer["pieces"]) > 5
     assert answer["finish"] in ("stop", "length")
+
+
+def golden(model: str) -> dict[str, Any]:
+    """A case of a demo model."""
+    return json.loads((engine.ROOT / "models" / "demo" / model / "golden.json").read_text())["cases"][0]
+
+
+@pytest.mark.parametrize("model", ["cancer-gbdt", "cancer-linear", "digits-int8", "topics"])
+def test_a_prediction_is_made_through_the_published_port(mesh: Composed, model: str) -> None:
+    case = golden(model)
+    answer = mesh.predict(model, case["inputs"])
+    assert answer["parameters"]["weir_version"] == f"{model}@1"
+    for output in case["outputs"]:
+        given = answer["outputs"][output["name"]]
+        if output["datatype"].startswith("FP"):
+            wanted = np.ravel(output["data"]).tolist()
+            assert given == pytest.approx(wanted, rel=case.get("rtol", 0), abs=case.get("atol", 0))
+        else:
+            assert given == np.ravel(output["data"]).tolist()
+
+
+def test_a_model_that_predictors_have_no_library_for_says_so_and_another_stands_in(mesh: Composed) -> None:
+    answer = mesh.predict("digits-torch", golden("digits-torch")["inputs"], degradable=True)
+    assert answer["parameters"]["weir_degraded"] == "smaller_version"
+    assert answer["outputs"]["digit"] == golden("digits-torch")["outputs"][0]["data"]
+    told = mesh("run", "--rm", "-T", "weir", "predictors", "--output=json")
+    rows = json.loads(told[told.index("{") :])["predictors"]
+    states = {(row["predictor"], row["version"]): row for row in rows}
+    for predictor in ("predictor-a", "predictor-b"):
+        row = states[predictor, "digits-torch@1"]
+        assert row["state"] == "failed"
+        assert "this predictor has no torch" in row["detail"]
+        assert states[predictor, "digits-int8@1"]["state"] == "ready"
+
+
+def test_a_predictors_image_is_small_and_it_needs_a_part_of_its_memory(mesh: Composed) -> None:
+    """In bytes, as `docker images` counts: of a gigabyte more, torch, a predictor of trees would load nothing."""
+    size = int(engine.run("docker", "image", "inspect", "--format", "{{.Size}}", "weir/predictor:dev"))
+    used = mesh.inside("predictor-a", MEMORY)
+    print({"image": size, "memory": used})  # noqa: T201 - figures
+    assert size <= 600e6
+    assert used <= mesh.container("predictor-a")["HostConfig"]["Memory"] / 2
 
 
 def test_operators_have_their_command_line(mesh: Composed) -> None:

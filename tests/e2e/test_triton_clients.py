@@ -1,8 +1,10 @@
-"""NVIDIA's unmodified clients and a demo model, through the edge with a key: gRPC, HTTP, their asynchronous kinds."""
+"""NVIDIA's unmodified clients and a demo model: gRPC, HTTP and their asynchronous kinds, through the edge with a key
+and, over gRPC, inside the mesh with a certificate."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import numpy as np
 import pytest
+from weir.client import Client, Tls
 
 from tests.support.mesh import Mesh, eventually
 
 CLIENTS = Path(__file__).with_name("triton_clients.py")
+HTTP = ("http", "http_aio")
+MESH = ("mesh", "mesh_aio")
+GRPC = ("grpc", "grpc_aio", "tls", "tls_aio", *MESH)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +33,8 @@ def found(mesh: Mesh) -> Any:
         "grpc": urlsplit(env["WEIR_EDGE_TLS_URL"]).netloc,
         "ca": env["WEIR_CA"],
         "key": env["WEIR_KEY_ACME"],
+        "cert": env["WEIR_CLIENT_CERT"],
+        "cert_key": env["WEIR_CLIENT_KEY"],
     }
     headers = {"authorization": f"Bearer {env['WEIR_KEY_ACME']}"}
 
@@ -37,7 +46,14 @@ def found(mesh: Mesh) -> Any:
     for model in ("cancer-gbdt", "cancer-gbdt/versions/1", "topics"):
         eventually(lambda model=model: ready(model), seconds=60, what=f"{model} is ready")
     command = [sys.executable, "-P", str(CLIENTS), json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "GRPC_XDS_BOOTSTRAP": env["GRPC_XDS_BOOTSTRAP"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -46,43 +62,61 @@ def test_all_of_them_are_given_the_same_numbers(found: Any) -> None:
     numbers = found["http"]["binary"]
     assert len(numbers) == 2
     assert all(0 <= each <= 1 for each in numbers)
-    assert found["http"]["asynchronous"] == numbers
-    assert found["http"]["json"] == numbers
-    assert found["http"]["compressed"] == [numbers, numbers]
-    for kind in ("grpc", "tls"):
-        assert [found[kind][way] for way in ("plain", "pinned", "compressed", "named")] == [numbers] * 4
-    assert found["aio"]["all"] == [numbers] * 16
-    assert found["http"]["texts"] == 2
+    assert found["submitted"] == numbers
+    for kind in HTTP:
+        assert found[kind]["binary"] == found[kind]["json"] == numbers, kind
+        assert found[kind]["compressed"] == [numbers, numbers]
+        assert found[kind]["texts"] == 2
+    for kind in GRPC:
+        assert [found[kind][way] for way in ("plain", "pinned", "compressed", "named")] == [numbers] * 4, kind
+    assert found["many"] == [numbers] * 16
 
 
 def test_they_learn_what_there_is(found: Any) -> None:
-    http = found["http"]
-    assert http["server"]["name"] == "weir"
-    assert http["live"]
-    assert http["ready"] == [True, True, False]
-    assert http["metadata"]["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, 30]}]
-    assert http["config"] == "cancer-gbdt"
-    assert http["statistics"] == 1
-    for kind in ("grpc", "tls"):
-        assert found[kind]["live"]
-        assert found[kind]["ready"] == [True, True]
-        assert found[kind]["metadata"] == [{"name": "features", "datatype": "FP32", "shape": ["-1", "30"]}]
-        assert found[kind]["index"] == http["index"]
-    assert {"cancer-gbdt", "digits-torch", "topics"} <= set(http["index"])
+    for kind in HTTP:
+        http = found[kind]
+        assert http["server"]["name"] == "weir"
+        assert http["live"] is http["running"] is True
+        assert http["ready"] == [True, True, False]
+        assert http["metadata"]["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, 30]}]
+        assert http["config"] == "cancer-gbdt"
+        assert http["statistics"] == 1
+    for kind in GRPC:
+        grpc = found[kind]
+        assert grpc["server"] == "weir"
+        assert grpc["live"] is grpc["running"] is True
+        assert grpc["ready"] == [True, True]
+        assert grpc["metadata"] == [{"name": "features", "datatype": "FP32", "shape": ["-1", "30"]}]
+        assert (grpc["config"], grpc["statistics"]) == ("cancer-gbdt", 1)
+    assert {tuple(found[kind]["index"]) for kind in (*HTTP, *GRPC)} == {tuple(found["http"]["index"])}
+    assert {"cancer-gbdt", "digits-torch", "topics"} <= set(found["http"]["index"])
 
 
 def test_their_errors_say_what_is_wrong(found: Any) -> None:
-    nothing, shape, sequence, key, memory = found["http"]["refused"]
-    assert nothing[0] == "404"
-    assert shape[0] == "400"
-    assert "features" in shape[1]
-    assert (sequence[0], "sequence_id" in sequence[1]) == ("501", True)
-    assert (key[0], "API key" in key[1]) == ("401", True)
-    assert (memory[0], "systemsharedmemory" in memory[1]) == ("501", True)
-    for kind in ("grpc", "tls"):
-        mismatch, missing, load, stranger = found[kind]["refused"]
-        assert mismatch[0] == "StatusCode.INVALID_ARGUMENT"
-        assert "digits-torch" in mismatch[1]
+    for kind in HTTP:
+        nothing, shape, sequence, key, memory = found[kind]["refused"]
+        assert nothing[0] == "404"
+        assert shape[0] == "400"
+        assert "features" in shape[1]
+        assert (sequence[0], "sequence_id" in sequence[1]) == ("501", True)
+        assert (key[0], "API key" in key[1]) == ("401", True)
+        assert (memory[0], "systemsharedmemory" in memory[1]) == ("501", True)
+    for kind in GRPC:
+        mismatch, missing, *unsupported, stranger = found[kind]["refused"]
+        if kind not in MESH:  # who comes with a certificate is asked for no key, and routed by nobody
+            assert (mismatch[0], "digits-torch" in mismatch[1]) == ("StatusCode.INVALID_ARGUMENT", True)
+            assert stranger[0] == "StatusCode.UNAUTHENTICATED"
         assert missing[0] == "StatusCode.NOT_FOUND"
-        assert load[0] == "StatusCode.UNIMPLEMENTED"
-        assert stranger[0] == "StatusCode.UNAUTHENTICATED"
+        names = ("RepositoryModelLoad", "sequence_id", "CudaSharedMemoryStatus", "ModelStreamInfer")
+        for (status, words), name in zip(unsupported, names, strict=True):
+            assert (status, name in words) == ("StatusCode.UNIMPLEMENTED", True), (kind, words)
+
+
+async def test_the_meshs_own_client_asks_predictors_inside_the_mesh(mesh: Mesh, found: Any) -> None:
+    """Over `xds:///predictor.weir.internal`, with a workload's certificate."""
+    tls = Tls(ca=mesh.env["WEIR_CA"], cert=mesh.env["WEIR_CLIENT_CERT"], key=mesh.env["WEIR_CLIENT_KEY"])
+    rows = np.linspace(0, 30, 60, dtype=np.float32).reshape(2, 30)
+    async with Client("xds:///gateway.weir.internal", tls=tls) as client:
+        answer = await client.predict("cancer-gbdt", {"features": rows}, timeout=30)
+    assert answer["probability"].ravel().tolist() == found["http"]["binary"]
+    assert answer.version == "cancer-gbdt@1"

@@ -34,6 +34,7 @@ from services.controlplane.policy.config import Certificate, EdgeConfig
 from services.controlplane.policy.edge import edge_resources
 from services.controlplane.policy.names import LISTENER
 from services.gateway.config import Settings as GatewaySettings
+from services.predictor.config import Settings as PredictorSettings
 from tests.support.certificates import tls_of
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
 from tests.support.spans import Collector
@@ -240,6 +241,8 @@ async def test_a5_grpc_messages_have_the_limit_of_http_bodies() -> None:
     settings = GatewaySettings(service="gateway", instance="gateway-test", max_message_bytes=1000)
     assert EdgeConfig().max_body_bytes == MAX_BODY_BYTES
     assert MAX_BODY_BYTES <= GatewaySettings(service="gateway", instance="g").max_message_bytes <= MAX_BODY_BYTES + 4096
+    predictor = PredictorSettings(service="predictor", instance="p").max_message_bytes
+    assert EdgeConfig().max_prediction_bytes <= predictor <= EdgeConfig().max_prediction_bytes + 4096
 
     class Service:
         def register(self, server: grpc.aio.Server) -> list[str]:

@@ -15,17 +15,16 @@ from inference import open_inference_pb2, open_inference_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs import apikeys
-from libs.config import MAX_BODY_BYTES
 from libs.errors import Reason, WeirError
 from libs.registry import EtcdStore, Put, keys
-from libs.rpc import ErrorInterceptor
-from libs.rpc.server import bind
+from libs.rpc.server import bind, make_server
 from libs.service import serve
 from services.controlplane.policy.names import EDGE, ROUTES
 from services.edge_auth.app import EdgeAuthService
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
 from services.predictor import rest
+from services.predictor.config import Settings as PredictorSettings
 from tests.support.certificates import tls_of
 from tests.support.edge import EnvoyProcess, Plane, control_plane, drop_endpoint, edge_config
 from tests.support.etcd import EtcdServer
@@ -35,6 +34,8 @@ PEPPER = b"0123456789abcdef0123456789abcdef"
 ENVOY = "envoy-test"
 """Envoy's node id."""
 MODEL = "churn"
+_ANY_SIZE = [("grpc.max_receive_message_length", -1)]
+"""As NVIDIA's clients have it."""
 
 
 class Acknowledgements:
@@ -164,7 +165,8 @@ class PredictionEdge:
         self.port = port
         """Of the plain listener."""
         self.tokens = tokens
-        self._stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        """Of the plain listener."""
         self._pki = pki
         self._open: set[asyncio.Event] = set()
 
@@ -195,7 +197,7 @@ class PredictionEdge:
         over = asyncio.Event()
         self._open.add(over)
         try:
-            answer = await self._stub.ModelInfer(
+            answer = await self.stub.ModelInfer(
                 open_inference_pb2.ModelInferRequest(model_name=model), metadata=metadata, timeout=60
             )
         finally:
@@ -302,7 +304,7 @@ async def prediction_edge(
         stack.push_async_callback(envoy.stop)
         await envoy.start(("edge-http", "edge-https"))
         port = (await envoy.listeners())["edge-http"]
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_ANY_SIZE))
         found = PredictionEdge(
             store=store,
             etcd=etcd.endpoint,
@@ -344,10 +346,11 @@ async def _edge_auth(
 
 @contextlib.asynccontextmanager
 async def _predictor(pki: Path, store: EtcdStore, version: str) -> AsyncIterator[Predictor]:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(deadline_optional=("/",))])
+    most = PredictorSettings(service="predictor", instance="p").max_message_bytes
+    server = make_server(deadline_optional=("/",), max_message_bytes=most)
     servicer = Predictor(f"predictor-{version}")
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    rest.register(servicer, server, max_bytes=MAX_BODY_BYTES)
+    rest.register(servicer, server, max_bytes=most)
     port = bind(server, "127.0.0.1:0", tls=tls_of(pki, "predictor"))
     await server.start()
     endpoint = pb.Endpoint(service="predictor", instance=servicer.name, model_versions=[f"{MODEL}@{version}"])

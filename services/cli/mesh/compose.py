@@ -15,9 +15,11 @@ WITH_REPLICAS = tuple(
     override for service in REPLICATED for override in (f"replicas.{service}=2", f"{service}-2.zone=zone-b")
 )
 """Overrides of the mesh that `compose` takes."""
-MEMORY = {"control": "512m", "engine": "2g", "edge": "512m", "etcd": "512m"}
+MEMORY = {"control": "512m", "predictor": "2g", "engine": "2g", "edge": "512m", "etcd": "512m"}
 """Limits by image: several times of what was measured (docs/performance.md)."""
 
+_CHOSEN = {"engine": "${WEIR_ENGINE:-engine}", "predictor": "${WEIR_PREDICTOR:-predictor}"}
+"""Images in whose place whoever starts the mesh may name another one."""
 _PROFILE = "${WEIR_PROFILE:-demo}"
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 """Variables that a build takes from whoever starts it."""
@@ -32,8 +34,8 @@ _HEADER = """\
 #   docker compose run --rm locust         load: chats, internal services and rollouts, 90 seconds
 #   docker compose down --volumes          all gone
 #
-# WEIR_PROFILE=simulated WEIR_ENGINE=control: workers without torch; predictors need the image `engine` (or none of
-# them: --scale predictor-a=0 --scale predictor-b=0).
+# WEIR_PROFILE=simulated WEIR_ENGINE=control: workers without torch.
+# WEIR_PREDICTOR=engine: predictors with torch, for .pt2 models.
 # WEIR_HTTP_PORT, WEIR_HTTPS_PORT, WEIR_ADMIN_PORT: ports on this machine.
 # WEIR_IMAGES=registry/prefix WEIR_TAG=1.2.3 WEIR_PULL=missing: with images of a registry. Without, none is asked.
 """
@@ -46,7 +48,7 @@ _CODE = """\
 #   docker compose up --wait; docker compose restart gateway
 x-code: &code
   environment:
-    PYTHONPATH: /src:/src/protos/gen:/src/libs/sdk:/opt/engine
+    PYTHONPATH: /src:/src/protos/gen:/src/libs/sdk:/opt/predictor:/opt/engine
   volumes:
   - .:/src:ro
 services:
@@ -144,7 +146,6 @@ def _jobs(mesh: Mapping[str, Any]) -> dict[str, Any]:
 
 def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> dict[str, Any]:
     replica = process["service"] in REPLICATED and name.endswith("-2")
-    worker = process["service"] == "worker"
     probes = process["probes"]
     ready = f"http://127.0.0.1:{probes['port']}{probes['ready']}"
     volumes = [_own(name), _volume(name, process["state"]["path"])]
@@ -152,7 +153,7 @@ def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> 
         volumes.append(_volume("blobs", blobs["path"], read_only=not blobs["write"]))
     return {
         _MERGE: HARDENED,
-        **_image("${WEIR_ENGINE:-engine}" if worker and process["image"] == "engine" else process["image"]),
+        **_image(_CHOSEN.get(process["image"], process["image"])),
         **({"profiles": ["replicas"]} if replica else {}),
         "hostname": process["host"],
         "labels": {

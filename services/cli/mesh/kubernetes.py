@@ -44,6 +44,8 @@ _FRONT = 18.0
 _PUBLIC = 443
 _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "control": ("100m", "160Mi", "768Mi"),
+    # A model in a process of its own is an interpreter more.
+    "predictor": ("500m", "512Mi", "4Gi"),
     "engine": ("1", "2Gi", "8Gi"),
     # Its own bound (--max-heap in its bootstrap) is 1 GiB; the limit is what is left when that failed.
     "edge": ("200m", "128Mi", "1280Mi"),

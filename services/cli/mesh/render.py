@@ -71,7 +71,7 @@ def _image(unit: Unit) -> str:
     if unit.process.kind != "service":
         return {"envoy": "edge"}.get(unit.process.kind, unit.process.kind)
     if unit.process.service == "predictor":
-        return "engine"
+        return "predictor"
     if unit.process.service != "worker":
         return "control"
     engine = unit.settings.get("engine", "torch")

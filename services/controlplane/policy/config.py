@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from libs.config import MAX_BODY_BYTES
+from libs.config import MAX_BODY_BYTES, MAX_PREDICTION_BYTES
 from services.controlplane.policy.cors import is_origin
 
 
@@ -45,6 +45,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     "https://*.example.com". None by default. Whoever calls from a page shows that page's readers the key."""
     max_body_bytes: int = MAX_BODY_BYTES
     """Larger HTTP requests get 413; the gateway holds gRPC messages to the same (its `max_message_bytes`)."""
+    max_prediction_bytes: int = MAX_PREDICTION_BYTES
+    """The same of predictions (`/v2/`) and their answers; predictors hold gRPC messages to it (their
+    `max_message_bytes`). Envoy has such a body whole, and once more as a message, of callers whom it knows by then."""
     max_header_kib: int = 32
     """Larger request headers get 431."""
     max_connections: int = 10_000

@@ -323,7 +323,33 @@ local function take_status(headers)
   headers:replace(":status", status)
 end
 
+-- A field of a protobuf message: text, or another message, of less than 16 KiB.
+local function field(number, text)
+  local length = #text
+  local size = length < 128 and string.char(length) or string.char(length % 128 + 128, math.floor(length / 128))
+  return string.char(number * 8 + 2) .. size .. text
+end
+
+-- gRPC itself refuses a message beyond a server's bound, before any of our code sees the call, and without the details
+-- that all other refusals have (libs.errors). Here it gets them.
+local function tell_size(handle)
+  local headers = handle:headers()
+  if headers:get("grpc-status") ~= "8" or headers:get("grpc-status-details-bin") ~= nil then return end
+  local said = headers:get("grpc-message") or ""
+  local what, has, may = string.match(said, "(%a+) message larger than max %((%d+) vs%. (%d+)%)")
+  if what == nil then return end
+  what = what == "Sent" and "answer" or "message"
+  local message = string.format("the %s has %s bytes, and may have %s", what, has, may)
+  local limit = field(1, "limit") .. field(2, "max_message_bytes")
+  local info = field(1, "PAYLOAD_TOO_LARGE") .. field(2, "weir") .. field(3, limit)
+  local detail = field(1, "type.googleapis.com/google.rpc.ErrorInfo") .. field(2, info)
+  headers:replace("grpc-message", message)
+  headers:replace("grpc-status-details-bin", handle:base64Escape("\8\8" .. field(2, message) .. field(3, detail)))
+  headers:replace("x-weir-reason", "PAYLOAD_TOO_LARGE")
+end
+
 function envoy_on_response(handle)
   take_status(handle:headers())
+  tell_size(handle)
   learn(handle)
 end

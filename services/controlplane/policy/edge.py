@@ -149,7 +149,7 @@ def _manager(name: str, routes: str, filters: Sequence[Resource], edge: EdgeConf
             "initial_connection_window_size": 1024 * 1024,
             "connection_keepalive": {"interval": "30s", "timeout": "10s"},
         },
-        "local_reply_config": local_replies(edge.retry_after_seconds),
+        "local_reply_config": local_replies(edge),
     }
     manager["access_log"] = [*([_access_log()] if edge.access_log else []), _losses()]
     if edge.trace_endpoint:

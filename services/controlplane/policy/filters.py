@@ -24,9 +24,15 @@ ADMIN = "weir.registry.v1.RegistryService"
 """The one whose HTTP face is the admin API."""
 LUA = "weir.lua"
 """The filter of `edge.lua`."""
-TRANSCODERS = {OPENAI: "weir.transcoder", ADMIN: "weir.transcoder.admin"}
-"""The filter that gives a gRPC service its HTTP face."""
-_FACES = {OPENAI: [OPENAI, PREDICTION], ADMIN: [ADMIN]}
+TRANSCODERS = {
+    OPENAI: "weir.transcoder",
+    PREDICTION: "weir.transcoder.predictions",
+    ADMIN: "weir.transcoder.admin",
+}
+"""The filter that gives a gRPC service its HTTP face; each has its own bound of bodies."""
+_FACES = {OPENAI: (PREDICTION, OPENAI), ADMIN: (ADMIN,)}
+"""By the gRPC service that a listener is for, those that have an HTTP face there. What is none of the last one's either
+is refused; a request that one of them has made gRPC's passes the others."""
 EPOCH = "weir.epoch"
 """The filter that tells `edge.lua` the registry's revision at the last revocation, and the metadata that it sets."""
 AUTH_SEES = (
@@ -72,7 +78,7 @@ _LUA = Path(__file__).with_name("edge.lua").read_text().replace("CLASSES = {}", 
 def http_filters(edge: EdgeConfig, service: str) -> list[Resource]:
     """Every filter of a listener.
 
-    :param service: the gRPC service that gets an HTTP face.
+    :param service: the gRPC service whose HTTP face the listener is for.
     """
     known = edge.known_callers and service == OPENAI
     return [
@@ -85,7 +91,8 @@ def http_filters(edge: EdgeConfig, service: str) -> list[Resource]:
         _named(LUA, _LUA_TYPE),
         _filter(AUTH, "ext_authz.v3.ExtAuthz", _auth(edge) | (_UNKNOWN if known else {})),
         _filter(RATE_LIMIT, "ratelimit.v3.RateLimit", _rate_limit(edge)),
-        _named(TRANSCODERS[service], _TRANSCODER_TYPE),
+        # Where a body is first held whole: whoever sent it is known by now, and was counted.
+        *(_named(TRANSCODERS[each], _TRANSCODER_TYPE) for each in _FACES[service]),
         _filter("envoy.filters.http.router", "router.v3.Router", {"suppress_envoy_headers": True}),
     ]
 
@@ -98,7 +105,7 @@ def named_filters(edge: EdgeConfig, descriptors: str) -> dict[str, Resource]:
     configs = {
         LUA: {"@type": _LUA_TYPE, "default_source_code": {"inline_string": _LUA}},
         **{
-            name: {"@type": _TRANSCODER_TYPE, **_transcoder(edge, _FACES[service], descriptors)}
+            name: {"@type": _TRANSCODER_TYPE, **_transcoder(edge, service, descriptors)}
             for service, name in TRANSCODERS.items()
         },
     }
@@ -181,18 +188,20 @@ def _rate_limit(edge: EdgeConfig) -> Resource:
     }
 
 
-def _transcoder(edge: EdgeConfig, services: list[str], descriptors: str) -> Resource:
+def _transcoder(edge: EdgeConfig, service: str, descriptors: str) -> Resource:
+    most = edge.max_prediction_bytes
+    bounds = {"max_request_body_size": most, "max_response_body_size": most}
     return {
         "proto_descriptor_bin": descriptors,
-        "services": services,
+        "services": [service],
         "auto_mapping": False,
         "convert_grpc_status": True,
         "ignore_unknown_query_parameters": True,
         # Model ids hold "@", which clients may escape.
         "url_unescape_spec": "ALL_CHARACTERS",
         "match_incoming_request_route": True,
-        "request_validation_options": {"reject_unknown_method": True},
-        "max_request_body_size": edge.max_body_bytes,
+        "request_validation_options": {"reject_unknown_method": service != PREDICTION},
+        **(bounds if service == PREDICTION else {"max_request_body_size": edge.max_body_bytes}),
         "print_options": {"preserve_proto_field_names": True},
     }
 

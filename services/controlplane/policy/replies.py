@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.names import Resource
 
 _BODY = "%LOCAL_REPLY_BODY%"
@@ -27,7 +28,6 @@ _OF_STATUS: Mapping[int, Sequence[tuple[str, str, str]]] = {
     404: [("", "not_found", "no such path")],
     405: [("", "not_found", "no such method")],
     408: [("", "deadline_exceeded", "the request did not arrive in time")],
-    413: [("", "payload_too_large", "the request body is too large")],
     431: [("", "payload_too_large", "the request headers are too large")],
     501: [("", "unimplemented", "no other transfer-encoding than chunked is offered")],
 }
@@ -35,9 +35,9 @@ _OF_STATUS: Mapping[int, Sequence[tuple[str, str, str]]] = {
 any), our code, the message. Envoy's own texts are not told: most are empty or repeat the status."""
 
 
-def local_replies(retry_after_seconds: int) -> Resource:
+def local_replies(edge: EdgeConfig) -> Resource:
     """The LocalReplyConfig. Denials of edge-auth, repeated ones too, carry their own body and pass unchanged."""
-    later = _header("retry-after", str(retry_after_seconds))
+    later = _header("retry-after", str(edge.retry_after_seconds))
     away = "the service is briefly unavailable; try again after the seconds in retry-after"
     return {
         "mappers": [
@@ -48,6 +48,7 @@ def local_replies(retry_after_seconds: int) -> Resource:
             *_http([_MANY, _flag("RL")], "rate_limit_error", _CODE, _BODY),
             # A flood of bad keys comes here.
             *_http([_MANY], "rate_limit_error", "rejected_overload", _BODY, later),
+            *_too_large(edge),
             *(mapper for status, refusal in _OF_STATUS.items() for mapper in _refusals(status, refusal)),
             *_http([_between(400, 499)], "invalid_request_error", "invalid_request", "this is not served here"),
             *_http([_between(503, 503)], "server_error", "dependency_unavailable", away, later),
@@ -59,6 +60,14 @@ def local_replies(retry_after_seconds: int) -> Resource:
             _mapper([_between(503, 503)], None, later),
         ]
     }
+
+
+def _too_large(edge: EdgeConfig) -> Iterator[Resource]:
+    """Each by its own bound."""
+    words = "the request body is too large: it may have {} bytes"
+    yield _mapper([_between(413, 413), _PREDICTION], {"error": words.format(edge.max_prediction_bytes)})
+    told = "invalid_request_error", "payload_too_large", words.format(edge.max_body_bytes)
+    yield _mapper([_between(413, 413), _HTTP], _envelope(*told))
 
 
 def _refusals(status: int, refusal: Sequence[tuple[str, str, str]]) -> Iterator[Resource]:
@@ -80,8 +89,11 @@ def _http(
     """
     first, *rest = filters
     yield _mapper([first, _PREDICTION, *rest], {"error": message}, header, status)
-    envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    yield _mapper([first, _HTTP, *rest], envelope, header, status)
+    yield _mapper([first, _HTTP, *rest], _envelope(kind, code, message), header, status)
+
+
+def _envelope(kind: str, code: str, message: str) -> Resource:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _mapper(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
@@ -29,6 +30,8 @@ FORMATS = {
     "torch": "torch",
 }
 """By the name of a format, its module here."""
+_LIBRARIES = ("lightgbm", "onnxruntime", "scipy", "skops", "torch", "xgboost")
+"""What some image leaves out."""
 _PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".dill")
 
 
@@ -88,9 +91,22 @@ def _step(folder: Path, declared: pb.PredictionStep, wiring: Wiring) -> Step:
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
         raise LoadError(f"there is no artifact {declared.path!r}")
     _refuse_pickle(file, declared.path)
-    module = import_module(f"services.predictor.formats.{FORMATS[declared.format]}")
-    step: Step = module.load(file, wiring)
+    step: Step = _module(declared.format).load(file, wiring)
     return step
+
+
+def _module(named: str) -> Any:
+    """The module of a format.
+
+    :raises LoadError: the library that it runs is not installed here.
+    """
+    try:
+        return import_module(f"services.predictor.formats.{FORMATS[named]}")
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in _LIBRARIES:
+            raise
+        raise LoadError(f"this predictor has no {library}: it runs in an image without (docs/predictions.md)") from None
 
 
 def _refuse_pickle(file: Path, path: str) -> None:

@@ -347,3 +347,14 @@ async def test_a_status_that_a_failed_write_has_hidden_is_one_to_ask_for_again()
             await call.read()
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert from_rpc_error(caught.value).reason is Reason.DEPENDENCY_UNAVAILABLE
+
+
+@pytest.mark.parametrize("style", ["unary_unary", "unary_stream"])
+async def test_a_message_beyond_a_servers_bound_is_one_of_our_errors(probe: Probe, style: str) -> None:
+    """gRPC refuses it by itself, in words of its own."""
+    async with serving(probe, max_message_bytes=1) as port, make_channel(f"127.0.0.1:{port}", tls=None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, style)
+    error = from_rpc_error(caught.value)
+    assert (error.reason, error.limit) == (Reason.PAYLOAD_TOO_LARGE, "max_message_bytes")
+    assert "(2 vs. 1)" in error.message

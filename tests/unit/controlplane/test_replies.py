@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.replies import local_replies
 
 CHAT, INFER = "/v1/chat/completions", "/v2/models/m/infer"
@@ -63,7 +64,7 @@ def takes(one: Any, reply: Reply) -> bool:
 
 def mapper_of(reply: Reply) -> Any:
     """The mapper that Envoy takes."""
-    return next((each for each in local_replies(1)["mappers"] if takes(each["filter"], reply)), None)
+    return next((each for each in local_replies(EdgeConfig())["mappers"] if takes(each["filter"], reply)), None)
 
 
 def body_of(reply: Reply) -> Any:
@@ -105,9 +106,15 @@ def test_every_answer_of_envoy_has_a_message_and_a_code_of_our_own(
     assert error["message"]
     assert "%" not in error["message"], "Envoy's own text may be empty"
     said = body_of(Reply(status, details, path=INFER))
-    assert said == {"error": error["message"]}
+    assert said == {"error": error["message"]} or status == 413
     behind = Reply(status, details, path="/weir.openai.v1.X/Y", headers={"x-envoy-original-path": INFER})
     assert body_of(behind) == said
+
+
+def test_a_body_that_is_too_large_hears_its_own_bound() -> None:
+    edge = EdgeConfig()
+    assert f" {edge.max_body_bytes} bytes" in body_of(Reply(413))["error"]["message"]
+    assert f" {edge.max_prediction_bytes} bytes" in body_of(Reply(413, path=INFER))["error"]
 
 
 def test_no_status_is_without_words() -> None:

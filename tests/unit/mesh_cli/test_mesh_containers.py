@@ -129,6 +129,15 @@ def test_engines_have_an_image_of_their_own() -> None:
     assert mesh()["processes"]["worker-a"]["image"] == "engine"
     assert mesh("simulated")["processes"]["worker-a"]["image"] == "control"
     assert mesh()["processes"]["gateway"]["image"] == "control"
+    assert mesh()["processes"]["predictor-a"]["image"] == "predictor"
+
+
+def test_a_predictor_has_no_torch_and_every_other_library_of_a_format() -> None:
+    """Nor what only torch brings: with numba and its compiler the image would be 200 MB larger."""
+    locks = {name: (ROOT / "deploy" / "images" / f"{name}.lock").read_text() for name in ("control", "predictor")}
+    has = {line.partition("==")[0] for line in "".join(locks.values()).splitlines() if "==" in line}
+    assert {"onnxruntime", "xgboost-cpu", "lightgbm", "scikit-learn", "skops"} <= has
+    assert not has & {"torch", "numba", "llvmlite", "sympy"}
 
 
 def test_replicas_are_found_by_those_who_need_all_of_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,27 @@ def test_a_pickle_is_refused_by_name_and_never_read(tmp_path: Path, format: str,
     with pytest.raises(LoadError, match=f"'{name}' is a pickle, and a pickle runs code where it is read"):
         load(tmp_path, spec(step(format, name), inputs="x FP32 -1 3", outputs="p FP32 -1"))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "library"),
+    [
+        ("onnx", "onnxruntime"),
+        ("xgboost", "xgboost"),
+        ("lightgbm", "lightgbm"),
+        ("sklearn", "skops"),
+        ("torch", "torch"),
+    ],
+)
+def test_a_library_that_an_image_leaves_out_is_told_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, library: str
+) -> None:
+    (tmp_path / "model").write_bytes(b"whatever")
+    monkeypatch.delitem(sys.modules, f"services.predictor.formats.{format}", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, f"{library}.io", None)
+    with pytest.raises(LoadError, match=rf"^step 1 \({format}\): this predictor has no {library}: "):
+        load(tmp_path, spec(step(format, "model"), inputs="x FP32 -1 3", outputs="p FP32 -1"))
 
 
 class Sum:

@@ -74,3 +74,19 @@ def test_parameters_of_tensors_are_refused_by_name() -> None:
     odd = request()
     odd.inputs[0].parameters["colour"].string_param = "red"
     assert (refusal(odd).reason, refusal(odd).limit) == (Reason.INVALID_REQUEST, "colour")
+
+
+def test_kserves_words_of_binary_data_are_taken_where_they_are_true() -> None:
+    made = request(binary_data_output=True)
+    made.raw_input_contents.append(bytes(8))
+    made.inputs[0].parameters["binary_data_size"].int64_param = 8
+    made.outputs[0].parameters["binary_data"].bool_param = True
+    assert asked(made) == NOTHING
+    made.outputs[0].parameters["binary_data"].bool_param = False
+    assert (refusal(made).reason, refusal(made).limit) == (Reason.INVALID_REQUEST, "binary_data")
+    made.inputs[0].parameters["binary_data_size"].int64_param = 4
+    assert (refusal(made).reason, refusal(made).limit) == (Reason.INVALID_REQUEST, "binary_data_size")
+    del made.raw_input_contents[:]
+    made.inputs[0].parameters["binary_data_size"].int64_param = 8
+    assert refusal(made).limit == "binary_data_size"
+    assert refusal(request(binary_data_output=False)).limit == "binary_data_output"

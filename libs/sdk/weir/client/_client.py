@@ -30,6 +30,8 @@ from libs.rpc import make_channel
 T = TypeVar("T")
 _DEFAULTS = Parameters()
 _PREDICTOR = "xds:///predictor.weir.internal"
+_EDGE = [("grpc.max_receive_message_length", 16 * 2**20)]
+"""As inside the mesh: the largest answer of a prediction, where gRPC's own bound is 4 MiB."""
 _SPELT = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
 """What a header can say: at most 256 printable ASCII characters, without spaces around them."""
 # Nothing has run when these come before the first token; another try may find room or another process.
@@ -95,7 +97,7 @@ class Client:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         if ca is not None:
             credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes())
-            self._channel = grpc.aio.secure_channel(target, credentials)
+            self._channel = grpc.aio.secure_channel(target, credentials, options=_EDGE)
         else:
             files = TlsFiles(tls.ca, tls.cert, tls.key) if tls else None
             name = None if target.startswith("xds:") else "gateway.weir.internal"
