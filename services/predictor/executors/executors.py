@@ -21,7 +21,8 @@ from services.predictor.executors.process import ModelProcess, Prepare
 from services.predictor.executors.processes import Bounds, ProcessExecutor
 from services.predictor.executors.threads import Executor, ThreadExecutor
 from services.predictor.executors.wire import Loaded
-from services.predictor.port import Signature, Tensors
+from services.predictor.port import LoadError, Signature, Tensors
+from services.predictor.rules import Rules
 
 log = get_logger(__name__)
 
@@ -54,6 +55,7 @@ class Executors:
         self._clock = clock
         self._settings = settings
         self._versions: dict[str, Dispatcher] = {}
+        self._rules: dict[str, Rules] = {}
         self._loading = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         for module in settings.imports:
@@ -65,6 +67,13 @@ class Executors:
         :raises KeyError: it is not loaded.
         """
         return self._versions[version].signature
+
+    def rules(self, version: str) -> Rules:
+        """What becomes of values that the version was not made for.
+
+        :raises KeyError: it is not loaded.
+        """
+        return self._rules[version]
 
     def pids(self, version: str) -> list[int]:
         """The processes that the version runs in, beside this one.
@@ -86,12 +95,15 @@ class Executors:
         """
         async with self._loading:
             if version not in self._versions:
+                rules = _rules_of(spec)
                 self._versions[version] = await self._load(version, folder, spec)
+                self._rules[version] = rules
         return self.signature(version)
 
     async def unload(self, version: str) -> None:
         """Take no more requests for the version, wait for those that are here, free its memory."""
         dispatcher = self._versions.pop(version, None)
+        self._rules.pop(version, None)
         if dispatcher is not None:
             await dispatcher.close()
 
@@ -161,6 +173,13 @@ class Executors:
         except asyncio.CancelledError:
             future.add_done_callback(_free)
             raise
+
+
+def _rules_of(spec: registry_pb2.PredictionSpec) -> Rules:
+    try:
+        return Rules(spec)
+    except (ValueError, OverflowError) as error:
+        raise LoadError(f"its rules of values do not hold: {error}") from error
 
 
 def _free(loaded: asyncio.Future[Prepared]) -> None:

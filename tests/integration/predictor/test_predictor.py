@@ -185,6 +185,34 @@ async def test_a_poison_row_fails_alone(rig: Rig) -> None:
     assert from_rpc_error(failed).limit == "features"
 
 
+async def test_values_that_a_version_was_not_made_for_meet_what_its_manifest_says(rig: Rig) -> None:
+    ruled = pb.TensorSpec(
+        name="features",
+        datatype="FP32",
+        shape=[-1, 4],
+        rules=[
+            pb.ValueRule(columns=[0], nan="reject"),
+            pb.ValueRule(columns=[1], nan="default", default_value=0.5, min=-1, max=1, beyond="clip"),
+        ],
+    )
+    await rig.pushed(name="ruled", alias="ruled", spec=trees(inputs=[ruled]))
+    await rig.loaded("ruled@1")
+    sent = np.array([[0, np.nan, 0, 0], [0, np.inf, 0, np.nan], [0, 1, 0, 0]], np.float32)
+    answer = await rig.infer(question(sent, "ruled"))
+    given = np.array([[0, 0.5, 0, 0], [0, 1, 0, np.nan], [0, 1, 0, 0]], np.float32)
+    np.testing.assert_array_equal(scores(answer), native(given))
+    assert told(answer)["weir_degraded"] == "default_value,clipped"
+    assert "weir_degraded" not in told(await rig.infer(question(given, "ruled")))
+    for rows, parameters, limit in (
+        ([[0, 0, 0, 0], [np.nan, 0, 0, 0]], {}, "features[1,0]"),
+        (sent, {"degradable": False}, "features[0,1]"),
+    ):
+        error = await refused(rig, question(rows, "ruled", **parameters))
+        assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, limit)
+    shown = await rig.stub.ModelConfig(oip.ModelConfigRequest(name="ruled"), metadata=tuple(EDGE.items()), timeout=5)
+    assert json.loads(shown.config.parameters["rules.features"].string_value)[1]["beyond"] == "clip"
+
+
 async def test_versions_come_and_go_with_the_registry_and_failures_are_told_there(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         assert rig.predictor.endpoint_extra()["model_versions"] == []

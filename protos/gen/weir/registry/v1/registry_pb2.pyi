@@ -319,14 +319,36 @@ class PredictionStep(_message.Message):
     def __init__(self, format: _Optional[str] = ..., path: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "datatype", "shape")
+    __slots__ = ("name", "datatype", "shape", "rules")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATATYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     name: str
     datatype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    rules: _containers.RepeatedCompositeFieldContainer[ValueRule]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rules: _Optional[_Iterable[_Union[ValueRule, _Mapping]]] = ...) -> None: ...
+
+class ValueRule(_message.Message):
+    __slots__ = ("columns", "nan", "default_value", "categories", "unseen", "min", "max", "beyond")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    NAN_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[int]
+    nan: str
+    default_value: float
+    categories: _containers.RepeatedScalarFieldContainer[str]
+    unseen: str
+    min: float
+    max: float
+    beyond: str
+    def __init__(self, columns: _Optional[_Iterable[int]] = ..., nan: _Optional[str] = ..., default_value: _Optional[float] = ..., categories: _Optional[_Iterable[str]] = ..., unseen: _Optional[str] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., beyond: _Optional[str] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
