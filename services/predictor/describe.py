@@ -19,6 +19,7 @@ _STATES = {
     registry_pb2.LOAD_STATE_LOADING: "LOADING",
     registry_pb2.LOAD_STATE_READY: "READY",
     registry_pb2.LOAD_STATE_FAILED: "UNAVAILABLE",
+    registry_pb2.LOAD_STATE_UNLOADED: "UNAVAILABLE",
 }
 """Triton's words for them."""
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")

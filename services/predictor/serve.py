@@ -221,7 +221,7 @@ class Predictions:
         :raises WeirError: see `tensors.decode`, `tensors.requested`, `Rules.apply`.
         """
         try:
-            signature = self.executors.signature(version)
+            signature = self.executors.ask(version)
         except KeyError:
             return None
         sent = decode(call.request, signature)

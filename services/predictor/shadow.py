@@ -70,7 +70,7 @@ class Mirrors(MirrorQueue[Mirrored]):
 
     def _inputs(self, call: Call, version: str) -> tuple[Tensors, int]:
         try:
-            signature = self._executors.signature(version)
+            signature = self._executors.ask(version)
         except KeyError:
             raise _away(version) from None
         try:

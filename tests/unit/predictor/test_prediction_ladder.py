@@ -52,7 +52,7 @@ class Versions:
         """See `Executors`."""
         return isinstance(self.given.get(version), Barred)
 
-    def signature(self, version: str) -> Signature:
+    def ask(self, version: str) -> Signature:
         """See `Executors`."""
         if version not in self.given:
             raise KeyError(version)

@@ -38,6 +38,7 @@ class LoadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOAD_STATE_LOADING: _ClassVar[LoadState]
     LOAD_STATE_READY: _ClassVar[LoadState]
     LOAD_STATE_FAILED: _ClassVar[LoadState]
+    LOAD_STATE_UNLOADED: _ClassVar[LoadState]
 
 class StickyBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -107,6 +108,7 @@ LOAD_STATE_VERIFYING: LoadState
 LOAD_STATE_LOADING: LoadState
 LOAD_STATE_READY: LoadState
 LOAD_STATE_FAILED: LoadState
+LOAD_STATE_UNLOADED: LoadState
 STICKY_BY_UNSPECIFIED: StickyBy
 STICKY_BY_TENANT: StickyBy
 STICKY_BY_USER: StickyBy
@@ -734,16 +736,18 @@ class Endpoint(_message.Message):
     def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ..., region: _Optional[str] = ..., numerics: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("model_version", "state", "detail", "digest")
+    __slots__ = ("model_version", "state", "detail", "digest", "memory_bytes")
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     model_version: str
     state: LoadState
     detail: str
     digest: str
-    def __init__(self, model_version: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., detail: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, model_version: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., detail: _Optional[str] = ..., digest: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TrustPolicy(_message.Message):
     __slots__ = ("namespace", "keys", "threshold", "revision")
