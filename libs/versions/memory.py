@@ -22,12 +22,12 @@ class Memory:
         self,
         bound: int = 0,
         *,
-        cost: Callable[[str], int] = lambda _: 0,
+        cost: Callable[[str], int | None] = lambda _: None,
         asked: Callable[[], Mapping[str, float]] = dict,
         clock: Clock,
     ) -> None:
         """:param bound: bytes; 0: there is none.
-        :param cost: bytes of a loaded version, as measured when it was loaded; 0: that is not measured.
+        :param cost: bytes of a loaded version, as measured when it was loaded; None: that is not measured.
         :param asked: when each version was asked for last, loaded or not, monotonic seconds.
         """
         self._bound = bound
@@ -49,13 +49,15 @@ class Memory:
         return self._costs.get(version.digest) or _files(version)
 
     def measured(self, model: str, version: pb.ModelVersion) -> int:
-        """Bytes of a version that was just loaded; less than its files it may seem to take, but does not.
+        """Bytes of a version that was just loaded, 0 where that is not measured. It takes no less than its files, even
+        where the process had room for them already.
 
         :raises RefusedError: more than all may take together.
         """
-        cost = self._cost(model)
-        if cost:
-            cost = self._costs[version.digest] = max(cost, _files(version))
+        found = self._cost(model)
+        if found is None:
+            return 0
+        cost = self._costs[version.digest] = max(found, _files(version))
         if self._bound and cost > self._bound:
             raise RefusedError(Fault.MEMORY, self.too_much(model, cost))
         return cost

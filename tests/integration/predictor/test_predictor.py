@@ -34,8 +34,8 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         yield rig
 
 
-def native(rows: np.ndarray) -> np.ndarray:
-    model = xgb.Booster(model_file=bytearray(booster()))
+def native(rows: np.ndarray, seed: int = 1) -> np.ndarray:
+    model = xgb.Booster(model_file=bytearray(booster(seed=seed)))
     return np.asarray(model.inplace_predict(rows))
 
 
@@ -236,6 +236,32 @@ async def test_versions_come_and_go_with_the_registry_and_failures_are_told_ther
             assert failed.detail, what
         assert (await refused(rig, question(ROWS, "v3"))).reason is Reason.NO_WORKERS
         assert len(scores(await rig.infer(question(ROWS)))) == 5
+
+
+async def test_a_move_and_a_way_back_while_batches_wait_lose_and_mix_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.pushed()
+        await rig.pushed("2", files={"model.ubj": booster(seed=2)}, alias="next")
+        await rig.loaded()
+        await rig.loaded("m@2")
+        expected = {"m@1": native(ROWS), "m@2": native(ROWS, seed=2)}
+        assert (expected["m@1"] != expected["m@2"]).any()
+        for old, new in (("m@1", "m@2"), ("m@2", "m@1")):
+            with rig.executors_busy(old) as waiting:
+                asking = [asyncio.create_task(rig.infer(question(ROWS), seconds=120.0)) for _ in range(8)]
+                await until(lambda waiting=waiting: waiting() == 8 * len(ROWS))  # type: ignore[misc]
+                await rig.put(pb.Alias(name="m", targets=[pb.AliasTarget(model_version=new, weight=100)]))
+                await rig.loaded(new)
+                moved = await rig.infer(question(ROWS))
+                assert told(moved)["weir_version"] == new
+                np.testing.assert_array_equal(scores(moved), expected[new])
+                assert old in rig.predictor.endpoint_extra()["model_versions"], "what runs something was unloaded"
+            for answer in await asyncio.gather(*asking):
+                assert told(answer)["weir_version"] == old
+                assert "weir_degraded" not in told(answer)
+                np.testing.assert_array_equal(scores(answer), expected[old])
+            if old == "m@1":  # nobody wants it any more; the way back loads it again
+                await until(lambda: rig.predictor.endpoint_extra()["model_versions"] == ["m@2"])
 
 
 async def test_a_version_that_cannot_be_loaded_is_stood_in_for(tmp_path: Path) -> None:
