@@ -73,6 +73,8 @@ class Rules:
         :param replace: whether anything may be put in place of a value; else it is rejected.
         :raises WeirError: INVALID_REQUEST with the element: a value is not accepted.
         """
+        if not self._inputs:
+            return inputs, ()
         flags: dict[str, None] = {}
         for each in self._inputs:
             sent = inputs[each.name]

@@ -359,6 +359,7 @@ class Predictions:
             except WeirError:
                 return None
             question = Question(call.version, signature, inputs, check_rows(inputs, signature), wanted, None)
+        question = msgspec.structs.replace(question, put=())  # it is the same whatever was sent
         outputs = ladder.prior_of(row, question.wanted, signature, question.rows)
         return None if outputs is None else self._told(call, question, outputs, stages, degraded=ladder.PRIOR)
 

@@ -291,6 +291,8 @@ async def test_each_version_has_its_own_rules() -> None:
     assert (answer.degraded, versions.asked) == (("smaller_version", "clipped"), 3.0)
     versions.declared["small@1"] = REJECT
     assert (await World(versions, smaller=["small@1"]).refused(value=9.0)).reason is Reason.REJECTED_QUEUE_FULL
+    versions.declared["m@1"] = CLIP
+    assert (await World(versions, prior=True).ask(value=9.0)).degraded == ("prior",)
 
 
 async def test_a_rollouts_version_that_accepts_less_than_its_baseline_is_judged_for_it() -> None:
