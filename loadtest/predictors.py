@@ -16,7 +16,7 @@ from libs.rollouts import desired_versions
 
 _KINDS = ("models", "aliases", "rollouts", "pins", "endpoints")
 _SECONDS = 120.0
-_ENDS = frozenset((pb.LOAD_STATE_READY, pb.LOAD_STATE_FAILED))
+_ENDS = frozenset((pb.LOAD_STATE_READY, pb.LOAD_STATE_FAILED, pb.LOAD_STATE_UNLOADED))
 
 
 def unsettled(snapshot: RegistrySnapshot, predictors: int, now: float) -> list[str]:

@@ -23,7 +23,8 @@ from libs.rollouts import is_live
 from libs.telemetry import get_logger
 from libs.versions.errors import LoaderGoneError, LoadError, RefusedError
 from libs.versions.fetching import fetch_version
-from libs.versions.plan import Fault, Held, Plan, State, Wanted, forgotten, next_plan, rank, settled
+from libs.versions.memory import Memory
+from libs.versions.plan import Fault, Held, Plan, Room, State, Wanted, forgotten, next_plan, rank, settled
 from libs.versions.turns import Turns
 from libs.versions.verification import basis_of, check_version
 from libs.versions.weight_cache import WeightCache
@@ -32,6 +33,7 @@ log = get_logger(__name__)
 
 _LOOK_AGAIN = 60.0
 """Seconds after which time alone may have changed what is wanted: versions are kept warm for so long and no longer."""
+_NO_ROOM = "there is no room for it in memory beside what is asked for; it is loaded when it is asked for"
 _CLOCKS = 60.0
 """Seconds by which the clock of whoever lets a key expire may be ahead of ours."""
 
@@ -87,6 +89,7 @@ class DesiredState:
         min_residency: float,
         watcher: Watcher,
         on_change: Callable[[], None],
+        memory: Memory | None = None,
     ) -> None:
         """`wanted` names the versions that a snapshot wants here at a time (Unix seconds), `busy` those that run
         something; `on_change` is called whenever `states` changed."""
@@ -101,6 +104,7 @@ class DesiredState:
         self._require_signatures = require_signatures
         self._min_residency = min_residency
         self._on_change = on_change
+        self._memory = memory or Memory(clock=clock)
         self._held: dict[str, Held] = {}
         self._folders: dict[str, Path] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -117,7 +121,13 @@ class DesiredState:
         """How far each version is, by name."""
         return [
             # The numbers are the proto's.
-            pb.ModelState(model_version=name, state=int(each.state), detail=each.detail, digest=each.digest)  # type: ignore[arg-type]
+            pb.ModelState(
+                model_version=name,
+                state=int(each.state),  # type: ignore[arg-type]
+                detail=each.detail,
+                digest=each.digest,
+                memory_bytes=each.memory if each.state is State.READY else 0,
+            )
             for name, each in sorted(self._held.items())
         ]
 
@@ -134,6 +144,12 @@ class DesiredState:
             self._fail(held, Fault.LOAD, str(error))
             self._news.set()
 
+    def asked(self, model: str) -> None:
+        """Somebody asks for a version that is not loaded: there may be room for it now."""
+        held = self._held.get(model)
+        if held is not None and held.state is State.UNLOADED and self._memory.look(model):
+            self._news.set()
+
     async def run(self) -> None:
         """Go on until cancelled."""
         stop = self._view.on_change(lambda _: self._news.set())
@@ -148,14 +164,20 @@ class DesiredState:
                     now=self._clock.monotonic(),
                     busy=self._busy(),
                     min_residency=self._min_residency,
+                    room=self._room(),
                 )
                 if settled(wanted, self._held):
                     self.settled.set()
                 for each in plan.bring:
                     self._begin(each)
-                for model in plan.unload:
-                    self._leaving[model] = asyncio.create_task(self._take_out(model), name=f"unload.{model}")
-                if not plan.bring and not plan.unload:
+                for model in (*plan.unload, *plan.evict):
+                    leaving = self._take_out(model, evicted=model in plan.evict)
+                    self._leaving[model] = asyncio.create_task(leaving, name=f"unload.{model}")
+                for each in plan.defer:
+                    self._put(Held(each.model, State.UNLOADED, each.digest, detail=_NO_ROOM))
+                for each in plan.refuse:
+                    self._refuse(each)
+                if plan.rests:
                     await self._wait(plan)
         finally:
             stop()
@@ -172,6 +194,7 @@ class DesiredState:
         while another version is loaded."""
         snapshot = self._view.snapshot
         wanted = self._wanted(snapshot)
+        self._memory.want(wanted)
         for model in forgotten(wanted, self._held):
             if model not in self._leaving:
                 self._drop(model)
@@ -184,6 +207,15 @@ class DesiredState:
             if ready and held.digest == want.digest and held.basis != want.basis:
                 self._recheck(replace(held, basis=want.basis), snapshot.model_versions[want.model])
         return wanted
+
+    def _room(self) -> Room | None:
+        leaving = sum(self._held[model].memory for model in self._leaving if model in self._held)
+        return self._memory.room(quiet=self._min_residency, leaving=leaving)
+
+    def _refuse(self, wanted: Wanted) -> None:
+        """There will never be room for it."""
+        held = Held(wanted.model, State.FAILED, wanted.digest, wanted.basis)
+        self._fail(held, Fault.MEMORY, self._memory.too_much(wanted.model, wanted.memory))
 
     def _recheck(self, held: Held, version: pb.ModelVersion) -> None:
         """Something changed that the decision to load a version rested on: its signature may not hold any more. Time
@@ -213,6 +245,7 @@ class DesiredState:
                 first=name in given,
                 served=snapshot.model_versions[name].digest in self._served,
                 wishes=given[name] + len(asking[name]),
+                memory=self._memory.takes(snapshot.model_versions[name]),
             )
             for name in self._wanted_of(snapshot, self._clock.time())
         ]
@@ -226,9 +259,8 @@ class DesiredState:
         """Begin to fetch and load a version."""
         before = self._held.get(wanted.model)
         # Of a version that was deleted and made anew with other content the old one must go first.
-        held = Held(
-            wanted.model, State.FETCHING, wanted.digest, wanted.basis, attempts=before.attempts if before else 0
-        )
+        attempts = before.attempts if before else 0
+        held = Held(wanted.model, State.FETCHING, wanted.digest, wanted.basis, attempts=attempts, memory=wanted.memory)
         self._put(held)
         place = rank(wanted, held)
         task = asyncio.create_task(self._bring(held, place), name=f"load.{wanted.model}")
@@ -273,6 +305,7 @@ class DesiredState:
                 verified = self._clock.monotonic()
                 held = self._put(replace(held, state=State.LOADING, digest=digest))
                 seconds = await self._loader.load(model, str(folder))
+                held = await self._measured(held, version)
         except RefusedError as error:
             self._give_back(model)
             self._fail(held, error.fault, str(error))
@@ -296,13 +329,21 @@ class DesiredState:
             self._served.add(digest)
             self._put(replace(held, state=State.READY, since=self._clock.monotonic(), detail="", attempts=0))
 
+    async def _measured(self, held: Held, version: pb.ModelVersion) -> Held:
+        """With the memory that it takes; what takes too much is unloaded and refused."""
+        try:
+            return replace(held, memory=self._memory.measured(held.model, version))
+        except RefusedError:
+            await self._loader.unload(held.model)
+            raise
+
     def _check(self, version: pb.ModelVersion, *, leeway: float = 0.0) -> str:
         now = self._clock.time() + leeway
         return check_version(version, self._view.snapshot, now=now, required=self._require_signatures)
 
-    async def _take_out(self, model: str, *, refused: bool = False) -> None:
+    async def _take_out(self, model: str, *, refused: bool = False, evicted: bool = False) -> None:
         """Unload a version, which is offered no more from now on; what runs on it still runs to its end. The failure of
-        one that is `refused` stays known."""
+        one that is `refused` stays known, and that one is `evicted`."""
         log.info("model_unloaded", model=model)
         try:
             await self._loader.unload(model)
@@ -313,6 +354,8 @@ class DesiredState:
             self._give_back(model)
             if refused:
                 self._on_change()
+            elif evicted:
+                self._put(Held(model, State.UNLOADED, self._held[model].digest, detail=_NO_ROOM))
             else:
                 self._drop(model)
             self._watcher.unloaded(model)

@@ -22,6 +22,7 @@ from libs.service import Ready
 from libs.telemetry import get_logger
 from libs.texts import TextStore
 from libs.versions.desired import DesiredState
+from libs.versions.memory import Memory
 from libs.versions.weight_cache import WeightCache
 from services.predictor import executors, metrics, rest, servicer
 from services.predictor.books import Books
@@ -59,7 +60,9 @@ class Predictor:
         self._ready: Ready | None = None
         texts = TextStore(blobs="", directory=None, max_bytes=0, clock=clock, chance=rng.random)  # nobody tokenises
         self._catalog = Catalog(zone=settings.zone, texts=texts, clock=clock)
-        self._executors = executors.Executors(clock, executors.Settings())
+        self._executors = executors.Executors(
+            clock, executors.Settings(), absent=lambda version: self._desired.asked(version)
+        )
         self._loader = VersionLoader(self._executors, self._spec_of, clock)
         self._occupancy = Occupancy(
             most=settings.max_active,
@@ -95,6 +98,12 @@ class Predictor:
             min_residency=settings.min_residency,
             watcher=metrics.MODELS,
             on_change=self._changed,
+            memory=Memory(
+                settings.memory_bytes,
+                cost=self._executors.memory,
+                asked=lambda: self._executors.asked,
+                clock=clock,
+            ),
         )
         self._identifier = Identifier(
             self._catalog.tenant_of_workload,

@@ -96,6 +96,7 @@ class Answer(msgspec.Struct, kw_only=True, eq=False):
     cached: bool = False
     """Nothing ran: the same was asked before, a moment ago or at the same time."""
     degraded: tuple[str, ...] = ()
-    """What the ladder did, see `ladder.py`; empty: it is what was asked for."""
+    """What the ladder did, see `ladder.py`, and what was put in place of values, see `rules.py`; empty: it is what was
+    asked for."""
     cause: WeirError | None = None
     """What the call's own version ended with, where it is degraded: its caller does not hear it, its arm does."""

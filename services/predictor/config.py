@@ -35,7 +35,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     require_signatures: bool = True
     """Refuse versions that are not signed, or whose namespace has no trust policy."""
     min_residency: float = 30.0
-    """Seconds that a version stays loaded at least, and after it was wanted last: requests may be on their way."""
+    """Seconds that a version stays loaded at least, and after it was wanted last: requests may be on their way. With
+    `memory_bytes` also for how long what makes room for another version was not asked for."""
+    memory_bytes: int = 0
+    """Memory that the loaded versions may take together, in this process and those of their own, as measured when each
+    was loaded; what was asked for longest ago makes room. Beside it are the predictor itself (some 300 MiB), what runs,
+    and one more version while it is tried out. 0: no bound."""
     default_deadline: dict[str, float] = msgspec.field(default_factory=lambda: dict(_SECONDS))
     """Seconds for calls without a deadline, by the profile of the version ("classical", "deep")."""
     max_active: int = 4096
@@ -72,6 +77,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         super().__post_init__()
         if min(self.decide_timeout, self.end_timeout, self.leaf_patience, self.lazy_seconds) < 0:
             raise ValueError("decide_timeout, end_timeout, leaf_patience and lazy_seconds must not be negative")
+        if self.memory_bytes < 0:
+            raise ValueError("memory_bytes must not be negative")
         for profile, seconds in self.default_deadline.items():
             if not seconds > 0:
                 raise ValueError(f"default_deadline.{profile} must be above 0")

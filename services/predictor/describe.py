@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
+from google.protobuf import json_format
 from inference import open_inference_pb2 as pb
 from weir.registry.v1 import registry_pb2
 
@@ -17,6 +19,7 @@ _STATES = {
     registry_pb2.LOAD_STATE_LOADING: "LOADING",
     registry_pb2.LOAD_STATE_READY: "READY",
     registry_pb2.LOAD_STATE_FAILED: "UNAVAILABLE",
+    registry_pb2.LOAD_STATE_UNLOADED: "UNAVAILABLE",
 }
 """Triton's words for them."""
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")
@@ -47,7 +50,8 @@ def metadata(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.M
 
 
 def config(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.ModelConfigResponse:
-    """The same as Triton's configuration, whose dimensions leave that of the rows out."""
+    """The same as Triton's configuration, whose dimensions leave that of the rows out; an input's rules of values are
+    the parameter `rules.NAME`, in JSON."""
     skip = 1 if spec.max_rows else 0
     found = pb.ModelConfig(
         name=name,
@@ -60,6 +64,10 @@ def config(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.Mod
         response_cache=pb.ModelResponseCache(enable=bool(spec.cache_seconds)),
     )
     found.parameters["version"].string_value = version
+    for tensor in spec.inputs:
+        if tensor.rules:
+            rules = [json_format.MessageToDict(each, preserving_proto_field_name=True) for each in tensor.rules]
+            found.parameters[f"rules.{tensor.name}"].string_value = json.dumps(rules)
     return pb.ModelConfigResponse(config=found)
 
 

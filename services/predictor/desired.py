@@ -77,7 +77,8 @@ class VersionLoader:
         await self._executors.unload(model)
 
     def forget(self, registered: Collection[str]) -> None:
-        """Drop the priors of versions that are not registered any more."""
+        """Drop what is known of versions that are not registered any more."""
+        self._executors.forget(registered)
         for model in self.priors.keys() - set(registered):
             del self.priors[model]
 

@@ -76,7 +76,7 @@ FORWARDED = Counter(
     _NAME + "forwarded_total", "Requests handed on to a predictor that has their version, by what it said.", ["outcome"]
 )
 REFUSED = Counter(_NAME + "refused", "Requests that got no answer, by reason.", ["reason"])
-DEGRADED = Counter(_NAME + "degraded", "Answers of the ladder, by version asked for and step.", ["model", "step"])
+DEGRADED = Counter(_NAME + "degraded", "Degraded answers, by version asked for and flag.", ["model", "step"])
 ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
 CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
 MODELS = DesiredMetrics(_NAME)

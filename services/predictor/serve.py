@@ -45,6 +45,8 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     wanted: tuple[Tensor, ...]
     names: frozenset[str] | None
     """Of the outputs that are wanted; None: the usual ones."""
+    put: tuple[str, ...] = ()
+    """Flags: what was put in place of values that the version was not made for, see `rules.py`."""
 
 
 class Predictions:
@@ -182,6 +184,8 @@ class Predictions:
             metrics.REFUSED.labels(ended.reason.name).inc()
         else:
             counts.succeeded(seconds, now)
+            for step in ended.degraded:
+                metrics.DEGRADED.labels(call.version, step).inc()
         self._end_span(call, ended)
         if self._account is None:
             return
@@ -214,16 +218,18 @@ class Predictions:
     def _question(self, call: Call, version: str) -> Question | None:
         """What is asked, in the version's terms; None while it is not loaded here.
 
-        :raises WeirError: see `tensors.decode`, `tensors.requested`.
+        :raises WeirError: see `tensors.decode`, `tensors.requested`, `Rules.apply`.
         """
         try:
-            signature = self.executors.signature(version)
+            signature = self.executors.ask(version)
         except KeyError:
             return None
-        inputs = decode(call.request, signature)
+        sent = decode(call.request, signature)
+        rows = check_rows(sent, signature)
         wanted = requested(call.request, signature)
         names = frozenset(tensor.name for tensor in wanted) if call.request.outputs else None
-        return Question(version, signature, inputs, check_rows(inputs, signature), wanted, names)
+        inputs, put = self.executors.rules(version).apply(sent, replace=call.degradable)
+        return Question(version, signature, inputs, rows, wanted, names, put)
 
     async def _answer(self, call: Call, question: Question | None, rank: int, stages: Stages) -> Answer:
         spec = self._catalog.version(call.version).prediction
@@ -245,7 +251,6 @@ class Predictions:
             if instead is None:
                 raise error from None
             instead.cause = error
-            metrics.DEGRADED.labels(call.version, instead.degraded[0]).inc()
             return instead
 
     async def _whose(self, call: Call, refusal: WeirError, rank: int) -> WeirError:
@@ -354,6 +359,7 @@ class Predictions:
             except WeirError:
                 return None
             question = Question(call.version, signature, inputs, check_rows(inputs, signature), wanted, None)
+        question = msgspec.structs.replace(question, put=())  # it is the same whatever was sent
         outputs = ladder.prior_of(row, question.wanted, signature, question.rows)
         return None if outputs is None else self._told(call, question, outputs, stages, degraded=ladder.PRIOR)
 
@@ -384,7 +390,7 @@ class Predictions:
             stages=stages,
             batch_rows=batch_rows,
             cached=cached,
-            degraded=(degraded,) if degraded else (),
+            degraded=(degraded, *question.put) if degraded else question.put,
         )
 
 

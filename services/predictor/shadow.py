@@ -70,12 +70,13 @@ class Mirrors(MirrorQueue[Mirrored]):
 
     def _inputs(self, call: Call, version: str) -> tuple[Tensors, int]:
         try:
-            signature = self._executors.signature(version)
+            signature = self._executors.ask(version)
         except KeyError:
             raise _away(version) from None
         try:
-            inputs = decode(call.request, signature)
-            return inputs, check_rows(inputs, signature)
+            sent = decode(call.request, signature)
+            rows = check_rows(sent, signature)
+            return self._executors.rules(version).apply(sent, replace=call.degradable)[0], rows
         except WeirError as error:  # its baseline took them
             raise WeirError(Reason.ENGINE_ERROR, f"{version} does not take what its baseline takes") from error
 

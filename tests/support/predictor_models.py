@@ -28,7 +28,7 @@ class Obedient:
             (Tensor("x", "FP32", shape),), (Tensor("y", "FP32", shape), Tensor("z", "FP32", shape)), max_rows
         )
         self._folder = folder
-        self._kept: list[np.ndarray] = []
+        self.kept: list[np.ndarray] = []
 
     def run(self, inputs: Tensors, outputs: frozenset[str] | None = None) -> dict[str, np.ndarray]:
         x = inputs["x"]
@@ -46,7 +46,7 @@ class Obedient:
         if DIE in asked:
             os.kill(os.getpid(), signal.SIGKILL)
         if GROW in asked:
-            self._kept.append(np.ones(1 << 24))
+            self.kept.append(np.ones(1 << 24))
         found = {"y": x * 2, "z": x + 1}
         return {name: array for name, array in found.items() if outputs is None or name in outputs}
 
@@ -55,7 +55,8 @@ class Obedient:
 
 
 def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
-    """An `Obedient`; the folder's file `cost` has ℓ(1) in seconds, `broken` makes it fail, `deadly` end its process."""
+    """An `Obedient`; the folder's file `cost` has ℓ(1) in seconds, `broken` makes it fail, `deadly` end its process,
+    `heavy` take 64 MiB."""
     if (folder / "broken").exists():
         raise LoadError("it does not give what it gave")
     if (folder / "deadly").exists():
@@ -63,4 +64,6 @@ def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
     seconds = float((folder / "cost").read_text())
     model = Obedient(folder, spec.max_rows)
     model.native = not (folder / "foreign").exists()
+    if (folder / "heavy").exists():
+        model.kept.append(np.ones(1 << 23))
     return Prepared(model, [(1, seconds), (8, seconds * 1.5)])

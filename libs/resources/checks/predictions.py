@@ -9,6 +9,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.checks.bounds import check_choice, check_count, check_range, check_required, entry, shown
 from libs.resources.checks.faults import Fault, check_name, check_text, check_version
+from libs.resources.checks.values import check_rules
 
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
@@ -41,7 +42,12 @@ def check_prediction(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> It
         yield from _check_step(f"{path}.steps[{number}]", step, files)
     yield from check_range(f"{path}.max_rows", spec, 0, MAX_ROWS)
     yield from _check_tensors(f"{path}.inputs", spec.inputs, rows=spec.max_rows > 0)
+    for number, tensor in enumerate(spec.inputs[:_MAX_TENSORS]):
+        yield from check_rules(f"{path}.inputs[{number}]", tensor, rows=spec.max_rows > 0)
     yield from _check_tensors(f"{path}.outputs", spec.outputs, rows=spec.max_rows > 0)
+    for number, tensor in enumerate(spec.outputs[:_MAX_TENSORS]):
+        if tensor.rules:
+            yield Fault(f"{path}.outputs[{number}].rules", "only inputs have rules")
     yield from check_choice(f"{path}.lane", spec.lane, (*LANES, ""))
     yield from check_choice(f"{path}.profile", spec.profile, PROFILES)
     yield from check_range(f"{path}.cache_seconds", spec, 0, _MAX_CACHE)

@@ -12,10 +12,10 @@ from services.cli.output import print_json, print_table
 
 _COLUMNS = (
     *("PREDICTOR", "ZONE", "VERSION", "STATE", "OK", "FAILED", "CACHED", "ROWS", "EXECUTIONS", "ROWS/EXEC"),
-    *("QUEUE", "INPUT", "INFER", "OUTPUT"),
+    *("QUEUE", "INPUT", "INFER", "OUTPUT", "MEMORY"),
 )
 _WIDE = ("ZONE", "CACHED", "INPUT", "OUTPUT")
-_LEAST = ("ROWS/EXEC", "EXECUTIONS", "QUEUE", "INFER", "ROWS", "FAILED")
+_LEAST = ("ROWS/EXEC", "EXECUTIONS", "MEMORY", "QUEUE", "INFER", "ROWS", "FAILED")
 _PREFIX = "weir_predictor_"
 _COUNTED = {
     "inference_request_success_total": "ok",
@@ -64,13 +64,14 @@ def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[
     names = sorted({*endpoint["model_versions"], *states})
     who = {"predictor": endpoint["instance"], "zone": endpoint["zone"]}
     if not names:
-        return [{**who, "version": "", "state": "empty", "detail": "", "counts": None}]
+        return [{**who, "version": "", "state": "empty", "detail": "", "memory_bytes": 0, "counts": None}]
     return [
         {
             **who,
             "version": name,
             "state": states[name]["state"].removeprefix("LOAD_STATE_").lower() if name in states else "ready",
             "detail": states.get(name, {}).get("detail", ""),
+            "memory_bytes": int(states.get(name, {}).get("memory_bytes", 0)),
             "counts": dict.fromkeys(_COUNTED.values(), 0.0) | counted.get(name, {}) if read else None,
         }
         for name in names
@@ -80,15 +81,16 @@ def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[
 def cells(row: Mapping[str, Any]) -> Sequence[object]:
     """A version's line in the table; times are means per request, each of its batch's, as Triton counts them."""
     who = (row["predictor"], row["zone"], row["version"], row["state"])
-    counts = row["counts"]
+    counts, memory = row["counts"], f"{row['memory_bytes'] / 2**20:.0f} MiB" if row["memory_bytes"] else None
     if counts is None:
-        return (*who, *[None] * (len(_COLUMNS) - len(who)))
+        return (*who, *[None] * (len(_COLUMNS) - len(who) - 1), memory)
     executions = counts["executions"]
     return (
         *who,
         *(int(counts[name]) for name in ("ok", "failed", "cached", "rows", "executions")),
         f"{counts['rows'] / executions:.1f}" if executions else None,
         *(_mean(counts[name], counts["ok"]) for name in ("queue_s", "input_s", "infer_s", "output_s")),
+        memory,
     )
 
 

@@ -18,7 +18,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.children.child import be_a_child
 from services.predictor.executors.lanes import STALL_SECONDS
-from services.predictor.executors.loading import Prepared
+from services.predictor.executors.loading import Prepared, resident
 from services.predictor.executors.shared import Arena
 from services.predictor.executors.wire import PACKET, Given, Load, Loaded, Refused, Run, decode_asked, encode
 from services.predictor.port import LoadError, Model, ModelError
@@ -26,7 +26,6 @@ from services.predictor.port import LoadError, Model, ModelError
 _BEAT_SECONDS = 0.0005
 _MESSAGE = 2000
 _TRIES = 2
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -72,7 +71,7 @@ def _load(asked: Load) -> tuple[Model, Loaded]:
         again.model.close()
         stall = min(stall, once_more)
     model = prepared.model
-    return model, Loaded(model.signature, model.native, prepared.samples, stall, _rss())
+    return model, Loaded(model.signature, model.native, prepared.samples, stall, resident())
 
 
 def _run(model: Model | None, asked: Run, inputs: Arena, outputs: Arena) -> Given:
@@ -83,7 +82,7 @@ def _run(model: Model | None, asked: Run, inputs: Arena, outputs: Arena) -> Give
     given = inputs.read(asked.inputs, copy=False)
     found = model.run(given, None if asked.outputs is None else frozenset(asked.outputs))
     seconds = time.monotonic() - began
-    return Given(outputs.write({name: [array] for name, array in found.items()}), seconds, _rss())
+    return Given(outputs.write({name: [array] for name, array in found.items()}), seconds, resident())
 
 
 def _watched(load: Callable[[], Prepared]) -> tuple[Prepared, float]:
@@ -109,11 +108,6 @@ def _watched(load: Callable[[], Prepared]) -> tuple[Prepared, float]:
         done.set()
         thread.join()
     return found, worst
-
-
-def _rss() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE
 
 
 if __name__ == "__main__":

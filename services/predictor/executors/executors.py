@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,12 +17,13 @@ from libs.telemetry import get_logger
 from services.predictor.executors import lanes, loading
 from services.predictor.executors.dispatcher import Dispatcher, Ran
 from services.predictor.executors.lanes import Lane
-from services.predictor.executors.loading import Prepared
+from services.predictor.executors.loading import Prepared, resident
 from services.predictor.executors.process import ModelProcess, Prepare
 from services.predictor.executors.processes import Bounds, ProcessExecutor
 from services.predictor.executors.threads import Executor, ThreadExecutor
 from services.predictor.executors.wire import Loaded
-from services.predictor.port import Signature, Tensors
+from services.predictor.port import LoadError, Signature, Tensors
+from services.predictor.rules import Rules
 
 log = get_logger(__name__)
 
@@ -50,10 +52,16 @@ class Settings:
 class Executors:
     """Loads versions and runs predictions on them."""
 
-    def __init__(self, clock: Clock, settings: Settings) -> None:
+    def __init__(self, clock: Clock, settings: Settings, *, absent: Callable[[str], None] = lambda _: None) -> None:
+        """`absent` is told of a version that is asked for and not loaded."""
+        self._absent = absent
+        self.asked: dict[str, float] = {}
+        """When each version was asked for last, loaded or not, monotonic seconds."""
+        self._memory: dict[str, int] = {}
         self._clock = clock
         self._settings = settings
         self._versions: dict[str, Dispatcher] = {}
+        self._rules: dict[str, Rules] = {}
         self._loading = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         for module in settings.imports:
@@ -65,6 +73,33 @@ class Executors:
         :raises KeyError: it is not loaded.
         """
         return self._versions[version].signature
+
+    def ask(self, version: str) -> Signature:
+        """The same, for a request: it is asked for.
+
+        :raises KeyError: it is not loaded.
+        """
+        self.asked[version] = self._clock.monotonic()
+        if version not in self._versions:
+            self._absent(version)
+        return self._versions[version].signature
+
+    def memory(self, version: str) -> int:
+        """Bytes that it took when it was loaded: resident ones of its own process, or those by which this one grew. 0:
+        it is not loaded."""
+        return self._memory.get(version, 0)
+
+    def forget(self, registered: Collection[str]) -> None:
+        """Others than these are not asked for any more."""
+        for version in self.asked.keys() - set(registered):
+            del self.asked[version]
+
+    def rules(self, version: str) -> Rules:
+        """What becomes of values that the version was not made for.
+
+        :raises KeyError: it is not loaded.
+        """
+        return self._rules[version]
 
     def pids(self, version: str) -> list[int]:
         """The processes that the version runs in, beside this one.
@@ -86,12 +121,16 @@ class Executors:
         """
         async with self._loading:
             if version not in self._versions:
+                rules = _rules_of(spec)
                 self._versions[version] = await self._load(version, folder, spec)
+                self._rules[version] = rules
         return self.signature(version)
 
     async def unload(self, version: str) -> None:
         """Take no more requests for the version, wait for those that are here, free its memory."""
         dispatcher = self._versions.pop(version, None)
+        self._rules.pop(version, None)
+        self._memory.pop(version, None)
         if dispatcher is not None:
             await dispatcher.close()
 
@@ -139,23 +178,31 @@ class Executors:
         lane = lanes.choose(wanted=wanted, native=loaded.native, samples=loaded.samples, stall=loaded.stall)
         signature, samples = loaded.signature, loaded.samples
         executor: Executor
+        memory = loaded.rss
         if lane is Lane.PROCESS:
             took = self._clock.monotonic() - began
             executor = ProcessExecutor(process, loaded, start, self._clock, given.bounds, took)
         else:
             await process.close()
-            prepared = await self._prepared(folder, spec)
+            prepared, memory = await self._prepared(folder, spec)
             samples = prepared.samples
             executor = ThreadExecutor(prepared.model, self._clock, inline=lane is Lane.INLINE)
         cost = CostModel.fitted(samples)
         limits = Limits(1, max(signature.max_rows, 1), given.queue_rows, given.way_back, given.longest_wait)
         line = {"alpha": cost.alpha, "beta": cost.beta}
-        log.info("version_loaded", version=version, lane=lane.value, seconds=line, stall=loaded.stall)
+        log.info("version_loaded", version=version, lane=lane.value, seconds=line, stall=loaded.stall, memory=memory)
+        self._memory[version] = memory
         return Dispatcher(signature, Batcher(cost, limits), [executor], self._clock)
 
-    async def _prepared(self, folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
-        """In the loading thread. What is loaded for nobody is freed."""
-        future = asyncio.get_running_loop().run_in_executor(self._loader, self._settings.prepare, folder, spec)
+    async def _prepared(self, folder: Path, spec: registry_pb2.PredictionSpec) -> tuple[Prepared, int]:
+        """In the loading thread; with the bytes by which the process grew. What is loaded for nobody is freed."""
+
+        def prepared() -> tuple[Prepared, int]:
+            before = resident()
+            found = self._settings.prepare(folder, spec)
+            return found, max(0, resident() - before)
+
+        future = asyncio.get_running_loop().run_in_executor(self._loader, prepared)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -163,7 +210,14 @@ class Executors:
             raise
 
 
-def _free(loaded: asyncio.Future[Prepared]) -> None:
+def _rules_of(spec: registry_pb2.PredictionSpec) -> Rules:
+    try:
+        return Rules(spec)
+    except (ValueError, OverflowError) as error:
+        raise LoadError(f"its rules of values do not hold: {error}") from error
+
+
+def _free(loaded: asyncio.Future[tuple[Prepared, int]]) -> None:
     """What nobody waits for any more."""
     if not loaded.cancelled() and loaded.exception() is None:
-        loaded.result().model.close()
+        loaded.result()[0].model.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from weir.registry.v1 import registry_pb2
 
 from services.predictor.port import Model
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,9 @@ def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
     except BaseException:
         model.close()
         raise
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE

@@ -34,8 +34,8 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         yield rig
 
 
-def native(rows: np.ndarray) -> np.ndarray:
-    model = xgb.Booster(model_file=bytearray(booster()))
+def native(rows: np.ndarray, seed: int = 1) -> np.ndarray:
+    model = xgb.Booster(model_file=bytearray(booster(seed=seed)))
     return np.asarray(model.inplace_predict(rows))
 
 
@@ -185,6 +185,34 @@ async def test_a_poison_row_fails_alone(rig: Rig) -> None:
     assert from_rpc_error(failed).limit == "features"
 
 
+async def test_values_that_a_version_was_not_made_for_meet_what_its_manifest_says(rig: Rig) -> None:
+    ruled = pb.TensorSpec(
+        name="features",
+        datatype="FP32",
+        shape=[-1, 4],
+        rules=[
+            pb.ValueRule(columns=[0], nan="reject"),
+            pb.ValueRule(columns=[1], nan="default", default_value=0.5, min=-1, max=1, beyond="clip"),
+        ],
+    )
+    await rig.pushed(name="ruled", alias="ruled", spec=trees(inputs=[ruled]))
+    await rig.loaded("ruled@1")
+    sent = np.array([[0, np.nan, 0, 0], [0, np.inf, 0, np.nan], [0, 1, 0, 0]], np.float32)
+    answer = await rig.infer(question(sent, "ruled"))
+    given = np.array([[0, 0.5, 0, 0], [0, 1, 0, np.nan], [0, 1, 0, 0]], np.float32)
+    np.testing.assert_array_equal(scores(answer), native(given))
+    assert told(answer)["weir_degraded"] == "default_value,clipped"
+    assert "weir_degraded" not in told(await rig.infer(question(given, "ruled")))
+    for rows, parameters, limit in (
+        ([[0, 0, 0, 0], [np.nan, 0, 0, 0]], {}, "features[1,0]"),
+        (sent, {"degradable": False}, "features[0,1]"),
+    ):
+        error = await refused(rig, question(rows, "ruled", **parameters))
+        assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, limit)
+    shown = await rig.stub.ModelConfig(oip.ModelConfigRequest(name="ruled"), metadata=tuple(EDGE.items()), timeout=5)
+    assert json.loads(shown.config.parameters["rules.features"].string_value)[1]["beyond"] == "clip"
+
+
 async def test_versions_come_and_go_with_the_registry_and_failures_are_told_there(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         assert rig.predictor.endpoint_extra()["model_versions"] == []
@@ -208,6 +236,32 @@ async def test_versions_come_and_go_with_the_registry_and_failures_are_told_ther
             assert failed.detail, what
         assert (await refused(rig, question(ROWS, "v3"))).reason is Reason.NO_WORKERS
         assert len(scores(await rig.infer(question(ROWS)))) == 5
+
+
+async def test_a_move_and_a_way_back_while_batches_wait_lose_and_mix_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.pushed()
+        await rig.pushed("2", files={"model.ubj": booster(seed=2)}, alias="next")
+        await rig.loaded()
+        await rig.loaded("m@2")
+        expected = {"m@1": native(ROWS), "m@2": native(ROWS, seed=2)}
+        assert (expected["m@1"] != expected["m@2"]).any()
+        for old, new in (("m@1", "m@2"), ("m@2", "m@1")):
+            with rig.executors_busy(old) as waiting:
+                asking = [asyncio.create_task(rig.infer(question(ROWS), seconds=120.0)) for _ in range(8)]
+                await until(lambda waiting=waiting: waiting() == 8 * len(ROWS))  # type: ignore[misc]
+                await rig.put(pb.Alias(name="m", targets=[pb.AliasTarget(model_version=new, weight=100)]))
+                await rig.loaded(new)
+                moved = await rig.infer(question(ROWS))
+                assert told(moved)["weir_version"] == new
+                np.testing.assert_array_equal(scores(moved), expected[new])
+                assert old in rig.predictor.endpoint_extra()["model_versions"], "what runs something was unloaded"
+            for answer in await asyncio.gather(*asking):
+                assert told(answer)["weir_version"] == old
+                assert "weir_degraded" not in told(answer)
+                np.testing.assert_array_equal(scores(answer), expected[old])
+            if old == "m@1":  # nobody wants it any more; the way back loads it again
+                await until(lambda: rig.predictor.endpoint_extra()["model_versions"] == ["m@2"])
 
 
 async def test_a_version_that_cannot_be_loaded_is_stood_in_for(tmp_path: Path) -> None:

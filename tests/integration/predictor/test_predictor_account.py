@@ -282,23 +282,24 @@ async def test_a_tenant_that_must_be_audited_is_refused_while_it_cannot_be(tmp_p
         assert from_rpc_error(refused.value).reason is Reason.DEPENDENCY_UNAVAILABLE
 
 
+SHADOW = pb.Rollout(
+    alias="m",
+    id="r1",
+    baseline="m@1",
+    arms=[pb.RolloutArm(name="canary", model_version="m@2")],
+    steps=[pb.RolloutStep(weight=1000)],
+    shadow=pb.ShadowPlan(share=10_000),
+    capacity_share=0.5,
+    reason="a test",
+    state=pb.RolloutState(phase=pb.ROLLOUT_PHASE_SHADOW),
+)
+
+
 async def test_mirrored_predictions_are_compared_on_a_quota_of_their_own(tmp_path: Path) -> None:
     shadow = pb.Limits(tenant=SHADOW_TENANT, model="m", rows_per_minute=1000, requests_per_minute=1000)
     async with world(tmp_path, shadow, pb.Tenant(id=SHADOW_TENANT, plan=pb.PLAN_FREE)) as made:
         await made.rig.pushed("2", alias="")
-        await made.put(
-            pb.Rollout(
-                alias="m",
-                id="r1",
-                baseline="m@1",
-                arms=[pb.RolloutArm(name="canary", model_version="m@2")],
-                steps=[pb.RolloutStep(weight=1000)],
-                shadow=pb.ShadowPlan(share=10_000),
-                capacity_share=0.5,
-                reason="a test",
-                state=pb.RolloutState(phase=pb.ROLLOUT_PHASE_SHADOW),
-            )
-        )
+        await made.put(SHADOW)
         await made.rig.loaded("m@2")
         table = made.books.account._outcomes.table
 
@@ -324,6 +325,24 @@ async def test_mirrored_predictions_are_compared_on_a_quota_of_their_own(tmp_pat
         )
         records = await made.audit.Tail(audit_pb2.TailRequest(limit=1000), timeout=20)
         assert not [each for each in records.records if "shadow" in each.record.id]
+
+
+async def test_a_mirrored_version_that_accepts_less_than_its_baseline_fails(tmp_path: Path) -> None:
+    shadow = pb.Limits(tenant=SHADOW_TENANT, model="m", rows_per_minute=1000, requests_per_minute=1000)
+    narrow = pb.ValueRule(max=float(X.max()) - 1.0, beyond="reject")
+    features = pb.TensorSpec(name="features", datatype="FP32", shape=[-1, 4], rules=[narrow])
+    async with world(tmp_path, shadow, pb.Tenant(id=SHADOW_TENANT, plan=pb.PLAN_FREE)) as made:
+        await made.rig.pushed("2", alias="", spec=trees(inputs=[features]))
+        await made.put(SHADOW)
+        await made.rig.loaded("m@2")
+        table = made.books.account._outcomes.table
+
+        def errors() -> int:
+            return sum(table.arm(key).errors for key in table._arms if key.mirrored)
+
+        async with asyncio.timeout(20):
+            while not errors():
+                await made.rig.infer(question(X))
 
 
 def test_an_outcome_is_told_by_what_became_of_the_call() -> None:

@@ -13,7 +13,7 @@ from weir.registry.v1 import registry_pb2
 from libs.batching import Late
 from services.predictor.executors import Crashed, Executors, Ran, Settings
 from services.predictor.port import LoadError, ModelError
-from tests.support.executing import CLOCK, INLINE, THREAD, call, go_on, load, runs, waiting
+from tests.support.executing import CLOCK, INLINE, THREAD, call, go_on, load, make, runs, waiting
 from tests.support.predictor_models import RAISE, REFUSE, WAIT, prepare
 
 
@@ -167,6 +167,26 @@ async def test_a_version_that_fails_its_test_is_not_loaded(executors: Executors,
         await executors.load("m@1", tmp_path / "m", registry_pb2.PredictionSpec(max_rows=1))
     with pytest.raises(KeyError):
         executors.signature("m@1")
+
+
+@pytest.mark.parametrize("lane", ["thread", "process"])
+async def test_what_a_version_takes_is_measured_where_it_runs(tmp_path: Path, lane: str) -> None:
+    absent: list[str] = []
+    executors = Executors(CLOCK, Settings(imports=(), prepare=prepare), absent=absent.append)
+    make(tmp_path / "m", THREAD)
+    (tmp_path / "m" / "heavy").touch()
+    with pytest.raises(KeyError):
+        executors.ask("m@1")
+    assert (absent, list(executors.asked), executors.memory("m@1")) == (["m@1"], ["m@1"], 0)
+    await executors.load("m@1", tmp_path / "m", registry_pb2.PredictionSpec(max_rows=8, lane=lane))
+    assert executors.memory("m@1") >= 64 << 20
+    assert executors.ask("m@1") == executors.signature("m@1")
+    assert absent == ["m@1"]
+    await executors.unload("m@1")
+    assert executors.memory("m@1") == 0
+    executors.forget(["other@1"])
+    assert executors.asked == {}
+    await executors.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.batching import Late
@@ -26,6 +27,7 @@ from services.predictor.desired import read_prior
 from services.predictor.executors import Barred, Crashed, Ran
 from services.predictor.formats import signature_of
 from services.predictor.port import ModelError, Signature, Tensors
+from services.predictor.rules import Rules
 from services.predictor.serve import Predictions
 from services.predictor.statistics import Statistics
 from tests.support.predictor import FEATURES, question, scores, trees
@@ -41,21 +43,31 @@ class Versions:
     def __init__(self, **given: float | Exception) -> None:
         self.given = {name.replace("_", "@"): each for name, each in given.items()}
         self.features = dict.fromkeys(self.given, FEATURES)
+        self.declared: dict[str, pb.ValueRule] = {}
         self.ran: list[tuple[str, int]] = []
+        self.asked = 0.0
+        """The first value of what ran last."""
 
     def bars(self, version: str, tenant: str) -> bool:
         """See `Executors`."""
         return isinstance(self.given.get(version), Barred)
 
-    def signature(self, version: str) -> Signature:
+    def ask(self, version: str) -> Signature:
         """See `Executors`."""
         if version not in self.given:
             raise KeyError(version)
         return signature_of(trees(features=self.features[version]))
 
+    def rules(self, version: str) -> Rules:
+        """See `Executors`."""
+        rule = self.declared.get(version)
+        tensor = pb.TensorSpec(name="features", datatype="FP32", shape=[-1, FEATURES], rules=[rule] if rule else [])
+        return Rules(trees(inputs=[tensor]))
+
     async def run(self, version: str, inputs: Tensors, *, rows: int, rank: int, **more: Any) -> Ran:
         """See `Executors`."""
         self.ran.append((version, rank))
+        self.asked = float(inputs["features"][0, 0])
         await asyncio.sleep(0)
         found = self.given[version]
         if isinstance(found, Exception):
@@ -237,6 +249,60 @@ async def test_a_tenant_whose_own_rows_ended_processes_hears_that_and_no_version
     assert (error.reason, error.limit, error.retry_after) == (Reason.REJECTED_QUEUE_FULL, "tenant_crashes", 42.0)
     assert of_error(error, patient=True) == (Standing.NEITHER, Standing.NEITHER)
     assert (await world.ask()).degraded == ("smaller_version",)
+
+
+CLIP = pb.ValueRule(min=0, max=3, beyond="clip")
+REJECT = pb.ValueRule(min=0, max=3, beyond="reject")
+
+
+def counted(step: str) -> float:
+    return REGISTRY.get_sample_value("weir_predictor_degraded_total", {"model": "m@1", "step": step}) or 0.0
+
+
+async def test_what_is_put_in_place_of_a_value_is_told_counted_and_only_done_for_who_takes_it() -> None:
+    versions, before = Versions(m_1=0.75), counted("clipped")
+    versions.declared["m@1"] = CLIP
+    world = World(versions)
+    answer = await world.ask(value=9.0)
+    assert (answer.degraded, answer.version, answer.cause) == (("clipped",), "m@1", None)
+    assert versions.asked == 3.0
+    assert (await world.ask()).degraded == ()
+    assert counted("clipped") == before + 1
+    error = await world.refused(value=9.0, degradable=False)
+    assert (error.reason, error.limit) == (Reason.INVALID_REQUEST, "features[0,0]")
+    assert len(versions.ran) == 2
+
+
+async def test_a_kept_answer_is_degraded_for_who_asked_something_else() -> None:
+    versions = Versions(m_1=0.75)
+    versions.declared["m@1"] = CLIP
+    world = World(versions, cache_seconds=10)
+    assert (await world.ask(value=9.0)).degraded == ("clipped",)
+    same = await world.ask(value=3.0)
+    assert (same.cached, same.degraded) == (True, ())
+    again = await world.ask(value=4.0)
+    assert (again.cached, again.degraded) == (True, ("clipped",))
+
+
+async def test_each_version_has_its_own_rules() -> None:
+    versions = Versions(m_1=late(), small_1=0.5)
+    versions.declared["small@1"] = CLIP
+    answer = await World(versions, smaller=["small@1"]).ask(value=9.0)
+    assert (answer.degraded, versions.asked) == (("smaller_version", "clipped"), 3.0)
+    versions.declared["small@1"] = REJECT
+    assert (await World(versions, smaller=["small@1"]).refused(value=9.0)).reason is Reason.REJECTED_QUEUE_FULL
+    versions.declared["m@1"] = CLIP
+    assert (await World(versions, prior=True).ask(value=9.0)).degraded == ("prior",)
+
+
+async def test_a_rollouts_version_that_accepts_less_than_its_baseline_is_judged_for_it() -> None:
+    versions = Versions(m_1=0.75, base_1=0.5)
+    versions.declared["m@1"] = REJECT
+    world = World(versions)
+    assert (await world.refused(value=9.0)).reason is Reason.INVALID_REQUEST
+    assert (await world.refused(value=9.0, route=CANARY)).reason is Reason.ENGINE_ERROR
+    versions.declared["base@1"] = REJECT
+    assert (await world.refused(value=9.0, route=CANARY)).reason is Reason.INVALID_REQUEST
 
 
 async def test_the_ladder_runs_in_the_callers_class() -> None:

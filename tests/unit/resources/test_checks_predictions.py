@@ -76,6 +76,62 @@ def test_every_fault_is_named_by_its_field(changes: dict[str, Any], fields: list
     assert [each.field for each in check_model(model, RegistrySnapshot())] == [f"spec.prediction.{e}" for e in fields]
 
 
+COLOUR = pb.TensorSpec(name="colour", datatype="BYTES", shape=[-1])
+COUNT = pb.TensorSpec(name="count", datatype="UINT8", shape=[-1, 2])
+AGE = pb.ValueRule(columns=[3], nan="default", default_value=40, min=0, max=120, beyond="clip")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rules", "fields"),
+    [
+        (FEATURES, [AGE, pb.ValueRule(columns=[0, 29], categories=["0", "1.5"], unseen="missing")], []),
+        (FEATURES, [pb.ValueRule(nan="reject", max=1, beyond="reject")], []),
+        (COLOUR, [pb.ValueRule(categories=["red", "gr\u00fcn"], unseen="missing")], []),
+        (COUNT, [pb.ValueRule(columns=[1], categories=["7"], unseen="reject")], []),
+        (FEATURES, [AGE, pb.ValueRule(nan="reject")], ["rules[1].columns"]),
+        (FEATURES, [AGE, having(AGE, columns=[4, 3])], ["rules[1].columns[1]"]),
+        (FEATURES, [having(AGE, columns=[30])], ["rules[0].columns[0]"]),
+        (having(FEATURES, shape=[-1, -1]), [AGE], ["rules[0].columns"]),
+        (having(FEATURES, shape=[-1]), [AGE], ["rules[0].columns"]),
+        (
+            FEATURES,
+            [pb.ValueRule(nan="drop", unseen="drop", beyond="drop")],
+            ["rules[0].nan", "rules[0].unseen", "rules[0].beyond"],
+        ),
+        (FEATURES, [pb.ValueRule(default_value=1)], ["rules[0].default_value"]),
+        (FEATURES, [pb.ValueRule(nan="default", default_value=float("inf"))], ["rules[0].default_value"]),
+        (having(FEATURES, datatype="FP16"), [pb.ValueRule(max=70_000, beyond="clip")], ["rules[0].max"]),
+        (FEATURES, [pb.ValueRule(unseen="reject")], ["rules[0].categories"]),
+        (
+            FEATURES,
+            [pb.ValueRule(categories=["red", "nan"], unseen="reject")],
+            ["rules[0].categories[0]", "rules[0].categories[1]"],
+        ),
+        (FEATURES, [pb.ValueRule(categories=["1"], max=1)], ["rules[0].categories"]),
+        (FEATURES, [pb.ValueRule(beyond="clip")], ["rules[0].beyond"]),
+        (FEATURES, [pb.ValueRule(min=2, max=1, beyond="clip")], ["rules[0].max"]),
+        (FEATURES, [pb.ValueRule(min=float("nan"), beyond="clip")], ["rules[0].min"]),
+        (COLOUR, [pb.ValueRule(nan="reject")], ["rules[0].nan"]),
+        (COLOUR, [pb.ValueRule(max=1, beyond="reject")], ["rules[0].max"]),
+        (COUNT, [pb.ValueRule(min=-1, beyond="clip")], ["rules[0].min"]),
+        (COUNT, [pb.ValueRule(max=0.5, beyond="clip")], ["rules[0].max"]),
+        (COUNT, [pb.ValueRule(categories=["256"], unseen="missing")], ["rules[0].unseen", "rules[0].categories[0]"]),
+        (having(COUNT, datatype="BOOL"), [pb.ValueRule(max=1, beyond="clip")], ["rules[0].max"]),
+    ],
+)
+def test_every_fault_of_a_rule_is_named_by_its_field(
+    tensor: pb.TensorSpec, rules: list[pb.ValueRule], fields: list[str]
+) -> None:
+    model = having(MODEL, prediction=having(SPEC, inputs=[having(tensor, rules=rules)]))
+    found = [each.field for each in check_model(model, RegistrySnapshot())]
+    assert found == [f"spec.prediction.inputs[0].{each}" for each in fields]
+
+
+def test_outputs_have_no_rules() -> None:
+    model = having(MODEL, prediction=having(SPEC, outputs=[having(FEATURES, rules=[pb.ValueRule(nan="reject")])]))
+    assert [each.field for each in check_model(model, RegistrySnapshot())] == ["spec.prediction.outputs[0].rules"]
+
+
 def test_what_stands_in_for_a_version_takes_and_gives_the_same() -> None:
     other = having(MODEL, name="cancer-linear", prediction=having(SPEC, smaller=[]))
     assert not list(check_model(MODEL, RegistrySnapshot(model_versions={"cancer-linear@1": other})))

@@ -38,6 +38,7 @@ class LoadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOAD_STATE_LOADING: _ClassVar[LoadState]
     LOAD_STATE_READY: _ClassVar[LoadState]
     LOAD_STATE_FAILED: _ClassVar[LoadState]
+    LOAD_STATE_UNLOADED: _ClassVar[LoadState]
 
 class StickyBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -107,6 +108,7 @@ LOAD_STATE_VERIFYING: LoadState
 LOAD_STATE_LOADING: LoadState
 LOAD_STATE_READY: LoadState
 LOAD_STATE_FAILED: LoadState
+LOAD_STATE_UNLOADED: LoadState
 STICKY_BY_UNSPECIFIED: StickyBy
 STICKY_BY_TENANT: StickyBy
 STICKY_BY_USER: StickyBy
@@ -319,14 +321,36 @@ class PredictionStep(_message.Message):
     def __init__(self, format: _Optional[str] = ..., path: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "datatype", "shape")
+    __slots__ = ("name", "datatype", "shape", "rules")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATATYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     name: str
     datatype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    rules: _containers.RepeatedCompositeFieldContainer[ValueRule]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rules: _Optional[_Iterable[_Union[ValueRule, _Mapping]]] = ...) -> None: ...
+
+class ValueRule(_message.Message):
+    __slots__ = ("columns", "nan", "default_value", "categories", "unseen", "min", "max", "beyond")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    NAN_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[int]
+    nan: str
+    default_value: float
+    categories: _containers.RepeatedScalarFieldContainer[str]
+    unseen: str
+    min: float
+    max: float
+    beyond: str
+    def __init__(self, columns: _Optional[_Iterable[int]] = ..., nan: _Optional[str] = ..., default_value: _Optional[float] = ..., categories: _Optional[_Iterable[str]] = ..., unseen: _Optional[str] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., beyond: _Optional[str] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
@@ -712,16 +736,18 @@ class Endpoint(_message.Message):
     def __init__(self, service: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pool: _Optional[str] = ..., model_versions: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., simulated: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model_states: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., leaving: _Optional[bool] = ..., region: _Optional[str] = ..., numerics: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("model_version", "state", "detail", "digest")
+    __slots__ = ("model_version", "state", "detail", "digest", "memory_bytes")
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     model_version: str
     state: LoadState
     detail: str
     digest: str
-    def __init__(self, model_version: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., detail: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, model_version: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., detail: _Optional[str] = ..., digest: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TrustPolicy(_message.Message):
     __slots__ = ("namespace", "keys", "threshold", "revision")
