@@ -13,6 +13,7 @@ from pathlib import Path
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.model_files import is_pickle, pickle_fault
 from services.predictor.formats.chain import Chain
 from services.predictor.formats.step import LoadError, Options, Step, Wiring
 from services.predictor.port import Model, Signature, Tensor
@@ -29,7 +30,6 @@ FORMATS = {
     "torch": "torch",
 }
 """By the name of a format, its module here."""
-_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".dill")
 
 
 def load(folder: Path, spec: pb.PredictionSpec) -> Model:
@@ -87,18 +87,8 @@ def _step(folder: Path, declared: pb.PredictionStep, wiring: Wiring) -> Step:
     file = folder / declared.path
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
         raise LoadError(f"there is no artifact {declared.path!r}")
-    _refuse_pickle(file, declared.path)
+    if is_pickle(file):
+        raise LoadError(pickle_fault(declared.path))
     module = import_module(f"services.predictor.formats.{FORMATS[declared.format]}")
     step: Step = module.load(file, wiring)
     return step
-
-
-def _refuse_pickle(file: Path, path: str) -> None:
-    """By what it is called, and by how pickles of protocol 2 and later begin."""
-    with file.open("rb") as stream:
-        begin = stream.read(2)
-    if file.suffix.lower() in _PICKLES or (begin[:1] == b"\x80" and begin[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
-        raise LoadError(
-            f"{path!r} is a pickle, and a pickle runs code where it is read: save it as ONNX, UBJ, LightGBM text, "
-            "skops or .pt2"
-        )

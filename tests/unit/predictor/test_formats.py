@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from collections.abc import Callable
@@ -105,10 +106,13 @@ class Touch:
 
 @pytest.mark.parametrize("format", ["onnx", "xgboost", "lightgbm", "sklearn", "torch"])
 @pytest.mark.parametrize("name", ["model.pkl", "model.joblib", "model.pt", "model.ubj"])
-@pytest.mark.parametrize("protocol", [2, 5])
-def test_a_pickle_is_refused_by_name_and_never_read(tmp_path: Path, format: str, name: str, protocol: int) -> None:
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["bare", "gzip"])
+def test_a_pickle_is_refused_by_name_and_never_read(
+    tmp_path: Path, format: str, name: str, protocol: int, packed: Callable[[bytes], bytes]
+) -> None:
     mark = tmp_path / "mark"
-    (tmp_path / name).write_bytes(pickle.dumps(Touch(mark), protocol=protocol))
+    (tmp_path / name).write_bytes(packed(pickle.dumps(Touch(mark), protocol=protocol)))
     with pytest.raises(LoadError, match=f"'{name}' is a pickle, and a pickle runs code where it is read"):
         load(tmp_path, spec(step(format, name), inputs="x FP32 -1 3", outputs="p FP32 -1"))
     assert not mark.exists()
