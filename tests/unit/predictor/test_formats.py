@@ -235,7 +235,9 @@ def test_a_model_that_refuses_the_rows_it_declares_is_not_served() -> None:
         warmup.samples(Sum(refuses=3))
 
 
-@pytest.mark.parametrize("name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8"])
+@pytest.mark.parametrize(
+    "name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8", "diabetes-lgbm", "wine-sklearn"]
+)
 def test_demo_models_pass_their_own_test(name: str) -> None:
     folder = Path(__file__).parents[3] / "models" / "demo" / name
     said = json_format.ParseDict(json.loads((folder / "manifest.json").read_text())["prediction"], pb.PredictionSpec())
