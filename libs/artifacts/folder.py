@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
+from libs.children.spawning import module_path
 from libs.model_files import format_of, is_pickle, pickle_fault
 from libs.resources.schemas import schema_sha256
 
@@ -300,9 +302,11 @@ def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
 
 def _try_template(template: bytes) -> None:
     """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
-    argv = [sys.executable, "-m", "libs.chat_template"]
+    argv, environment = [sys.executable, "-P", "-m", "libs.chat_template"], {**os.environ, "PYTHONPATH": module_path()}
     try:
-        tried = subprocess.run(argv, input=template, capture_output=True, check=False, timeout=_TRIAL)  # noqa: S603 - our own
+        tried = subprocess.run(  # noqa: S603 - our own
+            argv, input=template, capture_output=True, check=False, timeout=_TRIAL, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None
     if tried.returncode:

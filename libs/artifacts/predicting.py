@@ -16,8 +16,8 @@ FORMATS = ("onnx", "xgboost", "lightgbm", "sklearn")
 """Those whose signature is in the file; others are told by the manifest alone."""
 GOLDEN = ("golden.json", "golden.csv")
 """Where golden rows lie, if nobody says otherwise."""
-_GENERATES = "config.json"
-"""Checkpoints of models that generate have it; pickles beside it are none of ours."""
+_GENERATES = frozenset({"config.json", "adapter_config.json"})
+"""Checkpoints of models that generate, and their adapters, have one; pickles beside it are none of ours."""
 _SUFFIXES = {
     "onnx": (".onnx",),
     "xgboost": (".ubj", ".json", ".xgb", ".model"),
@@ -67,7 +67,7 @@ def _model(folder: Path, files: Sequence[str], format_: str, *, certain: bool) -
         raise FolderError(f"{_listed(wanted)}: say in {FOLDER_MANIFEST} which one is the model (prediction.steps)")
     if wanted:
         return next(iter(wanted.items()))
-    if format_ or certain or _GENERATES not in there:
+    if format_ or certain or _GENERATES.isdisjoint(there):
         for path in there:
             if is_pickle(folder / path):
                 raise FolderError(pickle_fault(path))

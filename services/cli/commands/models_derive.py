@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from libs.children.spawning import module_path
 from services.cli.app import Option, UsageError
 from services.cli.output import failed
 
@@ -19,7 +20,7 @@ _SECONDS = 300.0
 """For a child that has 120 of processor time."""
 _NOT_SAID = -1
 _TENSOR = "NAME:DATATYPE:SHAPE"
-_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """What of the environment the child needs; keys and tokens are none of it."""
 
 
@@ -130,8 +131,8 @@ def _golden(folder: Path, said: Said, spec: Any) -> Path | None:
 def _child(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Libraries that parse a stranger's file do it in a process of their own, without what this one's environment
     holds."""
-    argv = [sys.executable, "-m", "services.predictor.derive"]
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    argv = [sys.executable, "-P", "-m", "services.predictor.derive"]
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONPATH": module_path()}
     try:
         tried = subprocess.run(  # noqa: S603 - our own
             argv, input=json.dumps(asked).encode(), capture_output=True, check=False, timeout=_SECONDS, env=environment

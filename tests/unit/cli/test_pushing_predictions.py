@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from libs.artifacts import LocalBlobStore, fetch
+from libs.artifacts import FolderError, LocalBlobStore, fetch
+from libs.artifacts import folder as folders
 from libs.registry import MemoryStore, keys, snapshot_of
+from services.cli.commands import models_derive
 from tests.support.operator import Operator
 
 RANDOM = np.random.default_rng(3)
@@ -77,3 +79,20 @@ async def test_a_pickle_is_refused_and_never_read(weir: Operator, tmp_path: Path
     assert refused.code == 1
     assert "'weights.bin' is a pickle, and a pickle runs code where it is read: save it as" in refused.err
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["json.py", "services/__init__.py", "libs/__init__.py"])
+def test_nothing_of_the_folder_where_one_stands_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It may be the stranger's."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("open('mark', 'w')")
+    monkeypatch.chdir(tmp_path)
+    spec = {"steps": [{"format": "torch", "path": "m.pt2"}]}
+    with pytest.raises(SystemExit):
+        models_derive._child({"folder": ".", "prediction": spec, "max_rows": None, "golden": "", "to": "golden.json"})
+    assert "the manifest must say those of others" in capsys.readouterr().err
+    with pytest.raises(FolderError, match="chat_template"):
+        folders._try_template(b"{% if %}")
+    assert not (tmp_path / "mark").exists()
