@@ -86,7 +86,7 @@ def derive(folder: Path, spec: pb.PredictionSpec, max_rows: int | None, path: Pa
         )
     cases = rows.read(path, spec.inputs, spec.max_rows) if path else []
     given = [rows.arrays(each, spec.inputs) for each in cases]
-    if native is not None:
+    if native is not None and not all(each.datatype and each.shape for each in spec.outputs or [pb.TensorSpec()]):
         found = _run(native.run, given[0] if given else _zeros(spec), native.library)
         _lay(spec.outputs, _outputs(native, found, spec.max_rows > 0), "output")
     model = formats.load(folder, spec)

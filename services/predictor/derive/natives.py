@@ -3,6 +3,7 @@ of inputs and outputs, and the answers that golden rows keep."""
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from weir.registry.v1 import registry_pb2 as pb
 
-from services.predictor.formats.step import LoadError
+from services.predictor.formats.step import LoadError, Options
 from services.predictor.port import Tensors
 
 MOST_COLUMNS = 2048
@@ -65,10 +66,11 @@ def _xgboost(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Na
     categorical = {at for at, kind in enumerate(types) if kind == "c"}
     columns = _columns(booster.feature_names or [], categorical, count=len(types))
     source, given = _one(said.inputs, _FEATURES), _main_output(step, said)
-    missing, rounds = float(step.options.get("missing", "nan")), int(step.options.get("rounds", "0"))
+    options = Options(step.options)
+    missing, how = options.number("missing", math.nan), options.choice("predict", ("value", "margin"))
+    rounds = options.count("rounds", 0, booster.num_boosted_rounds())
 
     def run(tensors: Tensors) -> dict[str, np.ndarray]:
-        how = "margin" if step.options.get("predict") == "margin" else "value"
         matrix = tensors[source]
         found = booster.inplace_predict(
             matrix, iteration_range=(0, rounds), predict_type=how, missing=missing, validate_features=False
@@ -103,7 +105,9 @@ def _lightgbm(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> N
     named = dict(zip(categorical, tables, strict=True)) if len(tables) == len(categorical) else {}
     columns = _columns(booster.feature_name(), categorical, named)
     source, given = _one(said.inputs, _FEATURES), _main_output(step, said)
-    rounds, raw = int(step.options.get("rounds", "0")) or None, step.options.get("predict") == "margin"
+    options = Options(step.options)
+    rounds = options.count("rounds", 0, booster.current_iteration()) or None
+    raw = options.choice("predict", ("value", "margin")) == "margin"
 
     def run(tensors: Tensors) -> dict[str, np.ndarray]:
         found = booster.predict(tensors[source], num_iteration=rounds, raw_score=raw, num_threads=1)

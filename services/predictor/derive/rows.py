@@ -49,7 +49,7 @@ def read(path: Path, inputs: Sequence[pb.TensorSpec], max_rows: int) -> list[Cas
         if not isinstance(cases, list) or not cases or not all(isinstance(each, dict) for each in cases):
             raise LoadError(f"{path.name} has no cases")
         return _checked(path, cases)
-    except (OSError, RowsError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error) as error:
         what = str(error) if isinstance(error, RowsError) else f"{type(error).__name__}: {str(error)[:200]}"
         raise LoadError(f"{path.name} has no golden rows that fit: {what}") from None
 

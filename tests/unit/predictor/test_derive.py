@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from weir.registry.v1 import registry_pb2 as pb
 
 from services.predictor.derive.__main__ import derive
@@ -174,6 +174,8 @@ def test_golden_rows_that_have_answers_keep_them_and_must_come_out(tmp_path: Pat
         ("r.json", "[]", "r.json is no JSON object"),
         ("r.json", "{", "r.json has no golden rows that fit: JSONDecodeError"),
         ("r.json", '{"cases": []}', "r.json has no cases"),
+        ("r.json", '{"cases": [{"inputs": [{"name": "x", "shape": []}]}]}', "no golden rows that fit: IndexError"),
+        ("r.json", '{"cases": [{"inputs": 5}]}', "no golden rows that fit: TypeError"),
         ("r.json", '{"z": [[1, 2]]}', "golden rows have an input 'z'; the model takes 'x'"),
         ("r.json", "{}", "golden rows have no input 'x'"),
         ("r.json", '{"x": [[1, 2], [3]]}', "r.json has no golden rows that fit: ValueError"),
@@ -204,3 +206,32 @@ def test_a_type_that_is_not_trusted_is_not_made(tmp_path: Path) -> None:
     skops.io.dump({"path": Path("/tmp"), "estimator": LinearRegression()}, tmp_path / "m")
     with pytest.raises(LoadError, match="types that are not trusted: pathlib"):
         found(tmp_path, "sklearn")
+
+
+def test_options_of_a_step_hold_for_golden_answers_too(tmp_path: Path) -> None:
+    booster = xgb.train({"objective": "binary:logistic"}, xgb.DMatrix(X, Y), 6)
+    booster.save_model(tmp_path / "m.ubj")
+    (tmp_path / "m.ubj").rename(tmp_path / "m")
+    (tmp_path / "rows.csv").write_text("0.5,-9,1\n")
+    spec = pb.PredictionSpec(steps=[step("xgboost", "m", predict="margin", rounds="2", missing="-9")])
+    derive(tmp_path, spec, None, tmp_path / "rows.csv", tmp_path / "to.json")
+    (case,) = json.loads((tmp_path / "to.json").read_text())["cases"]
+    matrix = xgb.DMatrix([[0.5, np.nan, 1]])
+    assert case["outputs"][0]["data"] == booster.predict(matrix, output_margin=True, iteration_range=(0, 2)).tolist()
+    spec.steps[0].options["rounds"] = "many"
+    with pytest.raises(LoadError, match="option 'rounds' must be a whole number from 1 to 6"):
+        derive(tmp_path, spec, None, None, tmp_path / "to.json")
+
+
+def test_what_is_said_whole_needs_no_trial(tmp_path: Path) -> None:
+    """An encoder that refuses what it has not seen refuses the zeros that it would be tried with."""
+    encoder = OneHotEncoder(sparse_output=False).fit(np.array([["red"], ["blue"]], object))
+    skops.io.dump(encoder, tmp_path / "m")
+    taken = [pb.TensorSpec(name="colour", datatype="BYTES", shape=[-1, 1])]
+    with pytest.raises(LoadError, match=r"scikit-learn .* refuses the golden rows, or zeros where there are none"):
+        found(tmp_path, "sklearn", inputs=taken)
+    (tmp_path / "rows.csv").write_text("red\n")
+    assert words(found(tmp_path, "sklearn", "rows.csv", inputs=taken)[0].outputs) == ["transformed FP64 [-1, 2] "]
+    given = [pb.TensorSpec(name="one_hot", datatype="FP64", shape=[-1, 2])]
+    spec, _ = found(tmp_path, "sklearn", inputs=taken, outputs=given)
+    assert dict(spec.steps[0].options) == {"transform": "one_hot"}
