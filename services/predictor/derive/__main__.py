@@ -14,6 +14,7 @@ are the library's answers, and not what the file said already.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -49,6 +50,9 @@ def main() -> int:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
+    # Libraries print; what they say is no answer.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     asked = json.load(sys.stdin)
     spec = json_format.ParseDict(asked["prediction"], pb.PredictionSpec())
     path = Path(asked["golden"]) if asked["golden"] else None
@@ -59,7 +63,8 @@ def main() -> int:
         answer = {"fault": str(error)}
     except ImportError as error:
         answer = {"fault": f"the model cannot be read here, where there is no {error.name}"}
-    json.dump(answer, sys.stdout)
+    with out:
+        json.dump(answer, out)
     return 0
 
 
@@ -86,9 +91,11 @@ def derive(folder: Path, spec: pb.PredictionSpec, max_rows: int | None, path: Pa
         )
     cases = rows.read(path, spec.inputs, spec.max_rows) if path else []
     given = [rows.arrays(each, spec.inputs) for each in cases]
-    if native is not None and not all(each.datatype and each.shape for each in spec.outputs or [pb.TensorSpec()]):
-        found = _run(native.run, given[0] if given else _zeros(spec), native.library)
-        _lay(spec.outputs, _outputs(native, found, spec.max_rows > 0), "output")
+    if native is not None and not _whole(spec.outputs):
+        tried = {}
+        if not _whole(native.outputs):
+            tried = _run(native.run, given[0] if given else _zeros(spec), native.library)
+        _lay(spec.outputs, [_given(each, tried.get(each.name), spec) for each in native.outputs], "output")
     model = formats.load(folder, spec)
     try:
         run, library = (native.run, native.library) if native is not None else (model.run, "the predictor")
@@ -139,14 +146,18 @@ def _rows(native: natives.Native) -> int:
     return MAX_ROWS if all(not each.shape or each.shape[0] == -1 for each in every) else 0
 
 
-def _outputs(native: natives.Native, found: Tensors, by_rows: bool) -> list[pb.TensorSpec]:
-    """What it gives, of what it says and what it gave."""
-    made = []
-    for each in native.outputs:
-        array = found[each.name]
-        shape = [-1, *array.shape[1:]] if by_rows else list(array.shape)
-        datatype = each.datatype or rows.datatype_of(array)
-        made.append(pb.TensorSpec(name=each.name, datatype=datatype, shape=each.shape or shape, columns=each.columns))
+def _whole(tensors: Sequence[pb.TensorSpec]) -> bool:
+    """Whether all is said of them."""
+    return bool(tensors) and all(each.datatype and each.shape for each in tensors)
+
+
+def _given(known: pb.TensorSpec, tried: np.ndarray | None, spec: pb.PredictionSpec) -> pb.TensorSpec:
+    """An output of which the library says no more than it gave."""
+    made = pb.TensorSpec()
+    made.CopyFrom(known)
+    if tried is not None:
+        made.datatype = known.datatype or rows.datatype_of(tried)
+        made.shape[:] = known.shape or ([-1, *tried.shape[1:]] if spec.max_rows else tried.shape)
     return made
 
 

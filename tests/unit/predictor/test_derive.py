@@ -151,6 +151,19 @@ def test_a_graph_of_one_size_takes_its_inputs_whole(tmp_path: Path) -> None:
     assert (words(spec.inputs), spec.max_rows) == (["x FP32 [1, 2] "], 0)
 
 
+def test_a_graph_that_says_all_is_not_tried(tmp_path: Path) -> None:
+    """Zeros may be what it refuses: here, a row that is not there."""
+    made = helper.make_graph(
+        [helper.make_node("Gather", ["table", "at"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("at", TensorProto.INT64, ["rows"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3])],
+        [onnx.numpy_helper.from_array(np.zeros((0, 3), np.float32), "table")],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m")
+    assert words(found(tmp_path, "onnx")[0].outputs) == ["y FP32 [-1, 3] "]
+
+
 def test_golden_rows_that_have_answers_keep_them_and_must_come_out(tmp_path: Path) -> None:
     graph(tmp_path, "rows", 2)
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
