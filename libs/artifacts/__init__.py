@@ -17,7 +17,7 @@ from libs.artifacts.blobs import (
     get_file,
 )
 from libs.artifacts.fetch import Fetched, FetchError, artifacts_of, check_blobs, fetch, read_checked
-from libs.artifacts.folder import FolderError, Options, describe
+from libs.artifacts.folder import FolderError, FormatError, Options, describe
 from libs.artifacts.local import LocalBlobStore
 from libs.artifacts.manifest import (
     BLOBS,
@@ -63,6 +63,7 @@ __all__ = [
     "FetchError",
     "Fetched",
     "FolderError",
+    "FormatError",
     "KeyFileError",
     "LocalBlobStore",
     "Options",

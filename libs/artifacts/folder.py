@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
+from libs.children.spawning import module_path
+from libs.model_files import format_of, is_pickle, pickle_fault
+from libs.resources.schemas import schema_sha256
 
 _HASH_THREADS = 2
 _TRIAL = 60.0
@@ -31,6 +35,14 @@ _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt"
 
 class FolderError(Exception):
     """A folder cannot be made a model version; the message names the file or the field."""
+
+
+class FormatError(FolderError):
+    """A file is of another format than is said of it."""
+
+    def __init__(self, path: str, said: str, found: str) -> None:
+        super().__init__(f"{path} is said to be {said}, but it is {found}")
+        self.path, self.said, self.found = path, said, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +74,10 @@ class Options:
     """Unix seconds; 0: unknown."""
     base: str = ""
     """The version it was made from, "name@version"."""
+    prediction: pb.PredictionSpec | None = None
+    """In the place of that of manifest.json."""
+    added: Mapping[str, Path] = field(default_factory=dict)
+    """By path in the version, files that are not the folder's, or instead of its own."""
 
 
 def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = ()) -> pb.ModelVersion:
@@ -83,15 +99,16 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     """
     if not folder.is_dir():
         raise FolderError(f"{folder} is no folder")
-    listed = _object(folder / FOLDER_MANIFEST)
-    artifacts = _artifacts(folder, listed)
+    listed = json_object(folder / FOLDER_MANIFEST)
+    artifacts = _artifacts(folder, listed, options.added)
     paths = {each.path: each.sha256 for each in artifacts}
-    config = _object(folder / "config.json") if "config.json" in paths else {}
-    generation = _object(folder / "generation_config.json") if "generation_config.json" in paths else {}
+    config = json_object(folder / "config.json") if "config.json" in paths else {}
+    generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}
     sampling = {**_sampling(generation), **_mapping(listed, "sampling_defaults")}
     architectures = config.get("architectures") or [""]
     name = options.name or _text(listed, "name")
     provenance = _provenance(_mapping(listed, "provenance"), options)
+    known = list(known)
     base, like = _alike(name, provenance.base, known)
     built = pb.ModelVersion(
         name=name,
@@ -129,12 +146,39 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         built.provenance.CopyFrom(provenance)
     if template := _template(folder, paths):
         _try_template(template)
-    if said := _mapping(listed, "prediction"):
-        built.prediction.CopyFrom(_prediction(said))
+    if options.prediction is not None:
+        built.prediction.CopyFrom(options.prediction)
+    elif said := _mapping(listed, "prediction"):
+        built.prediction.CopyFrom(prediction_of(said))
+    if built.HasField("prediction"):
+        for step in built.prediction.steps:
+            check_step(folder, step)
+        formats = [step.format for step in built.prediction.steps]
+        built.architecture = built.architecture or next((each for each in formats if each != "python"), "")
+        # A mesh that has one pool of predictors needs no name for it.
+        pools = {each.pool for each in known if each.HasField("prediction")}
+        built.pool = built.pool or (pools.pop() if len(pools) == 1 else "")
+        schema, said_schema = schema_sha256(built.prediction), _text(listed, "schema_sha256")
+        if said_schema not in ("", schema):
+            raise FolderError(f"{FOLDER_MANIFEST}: schema_sha256 is {said_schema}; inputs and outputs have {schema}")
+        built.schema_sha256 = schema
     for name in _WANTED if built.HasField("prediction") else (*_WANTED, "tier", "context_length"):
         if not getattr(built, name):
             raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
     return built
+
+
+def check_step(folder: Path, step: pb.PredictionStep) -> None:
+    """Refuses pickles, and files that are certainly of another format than the step says.
+
+    :raises FormatError, FolderError: it is one; there is no such file.
+    """
+    if not inside(step.path) or not (folder / step.path).is_file():
+        raise FolderError(f"{FOLDER_MANIFEST}: prediction: there is no file {step.path!r}")
+    if is_pickle(folder / step.path):
+        raise FolderError(pickle_fault(step.path))
+    if (found := format_of(folder / step.path)) not in ("", step.format):
+        raise FormatError(step.path, step.format, found)
 
 
 def files_of(folder: Path) -> Iterator[str]:
@@ -154,7 +198,7 @@ def files_of(folder: Path) -> Iterator[str]:
             raise FolderError(f"{relative} is no regular file")
 
 
-def _artifacts(folder: Path, listed: Mapping[str, Any]) -> list[pb.Artifact]:
+def _artifacts(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path]) -> list[pb.Artifact]:
     said: dict[str, Mapping[str, Any]] = {}
     for each in listed.get("files") or ():
         if not isinstance(each, dict) or not isinstance(each.get("path"), str):
@@ -163,10 +207,13 @@ def _artifacts(folder: Path, listed: Mapping[str, Any]) -> list[pb.Artifact]:
     paths = list(said) if said else list(files_of(folder))
     if not paths:
         raise FolderError(f"{folder} holds no files")
-    for path in paths:
-        _check_place(folder, path)
+    places = {path: folder / path for path in paths} | added
+    for path in places:
+        if path not in added:
+            _check_place(folder, path)
     with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
-        return list(pool.map(lambda path: _artifact(folder, path, said.get(path, {})), sorted(paths)))
+        told = {path: said.get(path, {}) for path in places if path not in added}
+        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
 
 
 def _check_place(folder: Path, path: str) -> None:
@@ -181,8 +228,8 @@ def _check_place(folder: Path, path: str) -> None:
         raise FolderError(f"{path} is missing")
 
 
-def _artifact(folder: Path, path: str, said: Mapping[str, Any]) -> pb.Artifact:
-    with (folder / path).open("rb", buffering=0) as file:
+def _artifact(path: str, place: Path, said: Mapping[str, Any]) -> pb.Artifact:
+    with place.open("rb", buffering=0) as file:
         digest, size = sha256_of(cast(BinaryIO, file))
     if size == 0:
         raise FolderError(f"{path} is empty")
@@ -191,8 +238,11 @@ def _artifact(folder: Path, path: str, said: Mapping[str, Any]) -> pb.Artifact:
     return pb.Artifact(path=path, sha256=digest, bytes=size, role=str(said.get("role", "")) or role_of(path))
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file."""
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no such file.
+
+    :raises FolderError: it is none.
+    """
     try:
         if path.stat().st_size > _MAX_JSON:
             raise FolderError(f"{path.name} is too large")
@@ -244,7 +294,7 @@ def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
     if "chat_template.jinja" in paths:
         return (folder / "chat_template.jinja").read_bytes()
     if "tokenizer_config.json" in paths:
-        template = _object(folder / "tokenizer_config.json").get("chat_template")
+        template = json_object(folder / "tokenizer_config.json").get("chat_template")
         if isinstance(template, str):
             return template.encode()
     return b""
@@ -252,9 +302,11 @@ def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
 
 def _try_template(template: bytes) -> None:
     """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
-    argv = [sys.executable, "-m", "libs.chat_template"]
+    argv, environment = [sys.executable, "-P", "-m", "libs.chat_template"], {**os.environ, "PYTHONPATH": module_path()}
     try:
-        tried = subprocess.run(argv, input=template, capture_output=True, check=False, timeout=_TRIAL)  # noqa: S603 - our own
+        tried = subprocess.run(  # noqa: S603 - our own
+            argv, input=template, capture_output=True, check=False, timeout=_TRIAL, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None
     if tried.returncode:
@@ -263,9 +315,8 @@ def _try_template(template: bytes) -> None:
         raise FolderError(f"chat_template: {why[:300]}")
 
 
-def _alike(name: str, base: str, known: Iterable[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
+def _alike(name: str, base: str, versions: Sequence[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
     """The base, and what the version is most like; empty records where there is none."""
-    versions = list(known)
     nothing = pb.ModelVersion()
     found = next((each for each in versions if full_name(each) == base), nothing)
     same = [each for each in versions if each.name == name]
@@ -287,7 +338,11 @@ def _provenance(said: Mapping[str, Any], options: Options) -> pb.Provenance:
     return made
 
 
-def _prediction(said: Mapping[str, Any]) -> pb.PredictionSpec:
+def prediction_of(said: Mapping[str, Any]) -> pb.PredictionSpec:
+    """A manifest's `prediction`.
+
+    :raises FolderError: it is none.
+    """
     try:
         return json_format.ParseDict(dict(said), pb.PredictionSpec())
     except json_format.ParseError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from weir.registry.v1 import registry_pb2 as pb
@@ -78,20 +79,26 @@ async def push(
     asked = await register(version, True) if register else version
     if dry_run:
         return Pushed(asked, 0, 0, 0)
-    written = await upload(version, folder, store, repair=repair)
+    written = await upload(version, folder, store, options.added, repair=repair)
     if register:
         version = await register(version, False)
-        written += await upload(version, folder, store)
+        written += await upload(version, folder, store, options.added)
     count = len({each.sha256 for each in version.artifacts})
     return Pushed(version, len(written), sum(each.bytes for each in written), max(0, count - len(written)))
 
 
 async def upload(
-    version: pb.ModelVersion, folder: Path, store: BlobStore, *, repair: bool = False
+    version: pb.ModelVersion,
+    folder: Path,
+    store: BlobStore,
+    added: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    repair: bool = False,
 ) -> list[pb.Artifact]:
     """Puts the version's files into the store and says which were not there. Blobs that were there count as new for
     garbage collection.
 
+    :param added: as `Options`.
     :param repair: as `push`.
     :raises PushError, BlobStoreUnavailable, OSError: as `push`.
     """
@@ -102,7 +109,7 @@ async def upload(
             if repair:
                 await _remove_damaged(store, artifact.sha256)
             try:
-                return await store.put(artifact.sha256, folder / artifact.path)
+                return await store.put(artifact.sha256, added.get(artifact.path, folder / artifact.path))
             except BlobCorrupt as error:
                 raise PushError(f"{artifact.path} changed while it was being pushed; push again") from error
 

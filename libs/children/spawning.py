@@ -25,11 +25,16 @@ def spawn(module: str, end: socket.socket, *, also: Sequence[int] = ()) -> subpr
         (sys.executable, "-P", "-m", module, *arguments),
         pass_fds=descriptors,
         stdin=subprocess.DEVNULL,
-        # Modules are found where this process finds them.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": module_path()},
         # Signals to the parent's group (Ctrl-C, a supervisor's SIGTERM) are the parent's to act on.
         start_new_session=True,
     )
+
+
+def module_path() -> str:
+    """`PYTHONPATH` of a child that shall find modules where this process finds them and, with `-P`, nowhere else: the
+    folder where somebody stands may be a stranger's."""
+    return os.pathsep.join(path for path in sys.path if path)
 
 
 def exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:

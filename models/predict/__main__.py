@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from models.predict import cancer, digits, folder, topics
+from models.predict import cancer, diabetes, digits, folder, topics, wine
 
 logger = logging.getLogger("models.predict")
 
@@ -37,6 +37,8 @@ def main() -> None:
         "digits-torch": train_digits,
         "digits-int8": lambda place: digits.quantise(networks[0], place),
         "topics": topics.train,
+        "diabetes-lgbm": diabetes.train,
+        "wine-sklearn": wine.train,
     }
     for name, train in recipes.items():
         place = output / name

@@ -14,7 +14,7 @@ import numpy as np
 from models.predict.scores import Score
 
 GOLDEN, PRIOR, CARD = "golden.json", "prior.json", "card.md"
-_DATATYPES = {"float32": "FP32", "int64": "INT64", "object": "BYTES"}
+_DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "object": "BYTES"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,17 +39,23 @@ def accuracy(right: np.ndarray) -> Score:
 
 
 def resampled(
-    name: str, metric: Callable[[np.ndarray, np.ndarray], float], truth: np.ndarray, said: np.ndarray
+    name: str,
+    metric: Callable[[np.ndarray, np.ndarray], float],
+    truth: np.ndarray,
+    said: np.ndarray,
+    *,
+    classes: bool = True,
 ) -> Score:
     """A metric of (truth, said) with the percentile bootstrap's interval (Efron 1979), the same at every run.
 
-    Resamples in which one class is missing, where a metric may not be defined, are drawn again.
+    :param classes: `truth` are classes: resamples in which one is missing, where a metric may not be defined, are drawn
+        again.
     """
     random = np.random.default_rng(16)
     drawn: list[float] = []
     while len(drawn) < _RESAMPLES:
         rows = random.integers(0, len(truth), len(truth))
-        if len(np.unique(truth[rows])) == len(np.unique(truth)):
+        if not classes or len(np.unique(truth[rows])) == len(np.unique(truth)):
             drawn.append(metric(truth[rows], said[rows]))
     low, high = np.quantile(drawn, (0.025, 0.975))
     return Score(name, metric(truth, said), float(low), float(high), len(truth))

@@ -11,6 +11,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.registry import runners_of, slo_of, tier_of
 from libs.resources.checks.faults import Fault
 from libs.resources.checks.predictions import PROFILES
+from libs.resources.schemas import schema_changes, schema_of
 from libs.resources.snapshot import RegistrySnapshot
 from libs.rollouts import is_live
 from libs.rollouts.exposure import WHOLE
@@ -66,6 +67,8 @@ def _in_the_way(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[Fau
             what = "predictions of profile" if _route_of(tier) == PREDICT else "generation in tier"
             yield Fault("slo", f"no objectives are declared for {what} {tier!r}: nothing could judge it")
     yield from _without_capacity(rollout, snapshot)
+    if not rollout.schema_changed:
+        yield from _other_schemas(rollout, snapshot)
     if not rollout.override_reason and (fault := frozen(tiers, snapshot)):
         yield fault
 
@@ -93,6 +96,26 @@ def _without_capacity(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterat
                 field,
                 f"pool {version.pool!r} has {have} workers; {share / 100:g} % of what the {beside} of pool "
                 f"{baseline.pool!r} serve needs {needed}",
+            )
+
+
+def _other_schemas(rollout: pb.Rollout, snapshot: RegistrySnapshot) -> Iterator[Fault]:
+    """Callers do not know which arm answers them: what one takes and gives, all must."""
+    baseline = snapshot.model_versions.get(_baseline(rollout, snapshot))
+    for number, arm in enumerate(rollout.arms):
+        version = snapshot.model_versions.get(arm.model_version)
+        if (
+            baseline is None
+            or version is None
+            or not (baseline.HasField("prediction") and version.HasField("prediction"))
+        ):
+            continue
+        if changes := schema_changes(baseline.prediction, version.prediction):
+            schemas = f"{schema_of(version)[:12]}, not {schema_of(baseline)[:12]}"
+            yield Fault(
+                f"spec.arms[{number}].model_version",
+                f"{arm.model_version} has another schema than {_baseline(rollout, snapshot)} ({schemas}): "
+                f"{'; '.join(changes[:4])}; schema_changed (--schema-changed) says that callers know",
             )
 
 

@@ -10,6 +10,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.resources.checks.bounds import check_choice, check_count, check_range, check_required, entry, shown
 from libs.resources.checks.faults import Fault, check_name, check_text, check_version
 from libs.resources.checks.values import check_rules
+from libs.resources.schemas import schema_sha256
 
 if TYPE_CHECKING:
     from libs.resources.snapshot import RegistrySnapshot
@@ -31,6 +32,8 @@ _MAX_OPTIONS = 32
 _MAX_SMALLER = 4
 _MAX_CACHE = 86_400
 _MAX_TEXT = 256
+_MAX_COLUMNS = 4096
+_MAX_CATEGORIES = 4096
 
 
 def check_prediction(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterator[Fault]:
@@ -54,6 +57,14 @@ def check_prediction(message: pb.ModelVersion, snapshot: RegistrySnapshot) -> It
     for name in ("golden", "prior"):
         if getattr(spec, name):
             yield from _check_file(f"{path}.{name}", getattr(spec, name), files)
+    schema = schema_sha256(spec)
+    if message.schema_sha256 not in ("", schema):
+        yield Fault("spec.schema_sha256", f"is {shown(message.schema_sha256)}; its inputs and outputs have {schema!r}")
+    yield from check_text(f"{path}.no_golden_reason", spec.no_golden_reason, _MAX_TEXT)
+    if not spec.golden and not spec.no_golden_reason:
+        yield Fault(f"{path}.golden", "must name golden rows, or no_golden_reason say why there are none")
+    if spec.golden and spec.no_golden_reason:
+        yield Fault(f"{path}.no_golden_reason", "must be empty where there are golden rows")
     yield from check_count(f"{path}.smaller", spec.smaller, _MAX_SMALLER)
     for number, name in enumerate(spec.smaller[:_MAX_SMALLER]):
         yield from _check_smaller(f"{path}.smaller[{number}]", name, message, snapshot)
@@ -91,6 +102,27 @@ def _check_tensors(path: str, tensors: Sequence[pb.TensorSpec], *, rows: bool) -
                 yield Fault(f"{field}.shape[{dimension}]", f"must be -1 or between 1 and {_MAX_SIZE}")
         if rows and tensor.shape and tensor.shape[0] != -1:
             yield Fault(f"{field}.shape[0]", "must be -1, the rows, unless max_rows is 0")
+        yield from _check_columns(f"{field}.columns", tensor)
+
+
+def _check_columns(path: str, tensor: pb.TensorSpec) -> Iterator[Fault]:
+    if not tensor.columns:
+        return
+    if len(tensor.shape) != 2 or tensor.shape[1] != len(tensor.columns):
+        yield Fault(path, f"must be as many as dimension 1 of [-1, n]; there are {len(tensor.columns)}")
+    yield from check_count(path, tensor.columns, _MAX_COLUMNS)
+    seen: set[str] = set()
+    for number, column in enumerate(tensor.columns[:_MAX_COLUMNS]):
+        field = f"{path}[{number}]"
+        yield from check_text(f"{field}.name", column.name, _MAX_TEXT)
+        if column.name and column.name in seen:
+            yield Fault(f"{field}.name", f"the column {shown(column.name)} appears twice")
+        seen.add(column.name)
+        yield from check_count(f"{field}.categories", column.categories, _MAX_CATEGORIES)
+        for at, category in enumerate(column.categories[:_MAX_CATEGORIES]):
+            yield from check_text(f"{field}.categories[{at}]", category, _MAX_TEXT)
+        if column.categories and not column.categorical:
+            yield Fault(f"{field}.categories", "only categorical columns have categories")
 
 
 def _check_smaller(field: str, name: str, message: pb.ModelVersion, snapshot: RegistrySnapshot) -> Iterator[Fault]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from libs.resources.forms import plain
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason
+from services.cli.commands.models_derive import Said, derive
 from services.cli.commands.models_registry import (
     Store,
     open_blobs,
@@ -30,6 +33,7 @@ Keys = Annotated[
 
 def push(
     folder: Annotated[Path, Argument("The model's folder.")],
+    predicts: Said,
     name: Annotated[str, Option(help="Its name; else as manifest.json says.")] = "",
     version: Annotated[str, Option(help="Its version; likewise.")] = "",
     tier: Annotated[str, Option(help="fast or quality; else that of the base, or of the newest of its name.")] = "",
@@ -59,8 +63,11 @@ def push(
 ) -> None:
     """Make a folder a model version: files to the blob store, signed, registered.
 
+    Of a model that predicts the format, inputs and outputs are read out of its file, by a process of its own, and it
+    is asked for what it gives for golden rows; what was found out is printed. Pickles are refused.
+
     Again with the same content nothing happens; other content under a name and version that exist is refused."""
-    from libs.artifacts import BlobError, Options, PushError, full_name
+    from libs.artifacts import BlobError, FolderError, Options, PushError, full_name
     from libs.artifacts import push as push_folder
 
     said = Options(
@@ -84,7 +91,7 @@ def push(
     known = list(calls.snapshot("models").model_versions.values())
     store = open_blobs(blobs)
 
-    async def work() -> Any:
+    async def work(said: Options) -> Any:
         async def put(version: Any, trial: bool) -> Any:
             return register(registry, version, reason=reason, dry_run=trial)
 
@@ -96,9 +103,12 @@ def push(
             await store.close()
 
     try:
-        with calls.service() as registry:
-            pushed = asyncio.run(work())
-    except (PushError, BlobError) as error:
+        with TemporaryDirectory(prefix="weir-push-") as place, calls.service() as registry:
+            found = derive(folder, predicts, Path(place))
+            if found is not None:
+                said = replace(said, prediction=found.spec, added=found.added)
+            pushed = asyncio.run(work(said))
+    except (PushError, FolderError, BlobError) as error:
         raise failed(str(error)) from error
     except OSError as error:
         raise failed(f"{error.filename or folder}: {error.strerror}") from error
@@ -108,6 +118,8 @@ def push(
             {**plain(made, unset=True), "uploaded": uploaded, "uploaded_bytes": uploaded_bytes, "dry_run": dry_run}
         )
         return
+    if found is not None:
+        print_fields(found.lines)
     verb = "would be" if dry_run else "is"
     files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
     sent = "" if dry_run else f"; {uploaded} new ({_size(uploaded_bytes)})" if uploaded else "; none new"
@@ -170,6 +182,7 @@ def verify_version(
             (
                 ("version", name),
                 ("digest", version.digest),
+                ("schema", version.schema_sha256),
                 ("signed by", [_key_name(trust, key_id) for key_id in key_ids] or "nobody is asked for a signature"),
                 ("files", f"{len(version.artifacts)} right" if files else "not read (--files)"),
             )

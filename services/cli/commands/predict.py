@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from libs.rows import RowsError
+from libs.rows import parts_of as csv_parts
 from services.cli import config
 from services.cli.app import Argument, Option, UsageError, warn
 from services.cli.output import print_json
 
 _STDIN = "-"
-_BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def predict(
@@ -63,69 +64,14 @@ def predict(
 def parts_of(
     lines: Sequence[Sequence[str]], tensors: Sequence[Any], rows: int, *, skip_head: bool = False
 ) -> Iterator[dict[str, list[Any]]]:
-    """Inputs for each `rows` rows of a CSV file. Pure.
+    """As `libs.rows.parts_of`.
 
-    :param tensors: what the model takes: `name`, `datatype` and `shape` of each.
-    :param skip_head: the first line names columns of a matrix, which are in the model's order.
     :raises UsageError: the file does not fit them; the message says which line or column.
     """
-    lines = [line for line in lines if line]
-    if not lines:
-        raise UsageError("the file has no rows")
-    flat = {tensor.name: tensor for tensor in tensors if len(tensor.shape) == 1}
-    head = [name.strip() for name in lines[0]]
-    if flat and len(flat) == len(tensors):
-        if set(head) == set(flat) and len(head) == len(flat):
-            lines = lines[1:]
-        elif len(flat) == 1:
-            head = list(flat)
-        else:
-            raise UsageError(f"the first line must name the inputs: {','.join(flat)}")
-        columns = [flat[name] for name in head]
-    elif len(tensors) == 1 and len(tensors[0].shape) == 2:
-        columns = [tensors[0]] * len(lines[0])
-        if skip_head:
-            lines = lines[1:]
-        elif not any(_is_value(each, tensors[0].datatype) for each in lines[0]):
-            raise UsageError(
-                f"the first line names columns ({','.join(head)[:60]}), and the model has no names for those of "
-                f"{tensors[0].name!r}: put them in its order, and say so by --skip-head"
-            )
-    else:
-        raise UsageError("a file of rows does not fit what this model takes; use --json")
-    for start in range(0, len(lines), rows):
-        table = [_row(start + n, line, columns) for n, line in enumerate(lines[start : start + rows], 1)]
-        if flat:
-            yield {tensor.name: [line[at] for line in table] for at, tensor in enumerate(columns)}
-        else:
-            yield {tensors[0].name: table}
-
-
-def _row(number: int, line: Sequence[str], columns: Sequence[Any]) -> list[Any]:
-    if len(line) != len(columns):
-        raise UsageError(f"row {number} has {len(line)} columns, not {len(columns)}")
-    for at, (text, tensor) in enumerate(zip(line, columns, strict=True), 1):
-        if not _is_value(text, tensor.datatype):
-            raise UsageError(f"row {number}, column {at}: {text[:40]!r} is no {tensor.datatype}")
-    return [_value(text, tensor.datatype) for text, tensor in zip(line, columns, strict=True)]
-
-
-def _is_value(text: str, datatype: str) -> bool:
     try:
-        _value(text, datatype)
-    except (ValueError, KeyError):
-        return False
-    return True
-
-
-def _value(text: str, datatype: str) -> Any:
-    if datatype == "BYTES":
-        return text
-    if datatype == "BOOL":
-        return _BOOLS[text.strip().lower()]
-    if "INT" in datatype:
-        return int(text)
-    return float(text or "nan")  # nothing between two commas is a missing value
+        yield from csv_parts(lines, tensors, rows, skip_head=skip_head)
+    except RowsError as error:
+        raise UsageError(str(error)) from error
 
 
 async def _ask(

@@ -45,6 +45,10 @@ def start(
     ] = (),
     file: Annotated[str, Option("-f --file", complete="file", help="A rollout; options go over it.")] = "",
     override: Annotated[str, Option(help="Why it starts although rollouts are frozen or a budget is used up.")] = "",
+    schema_changed: Annotated[
+        bool,
+        Option("--schema-changed", help="Start although a version takes or gives something else than the alias's."),
+    ] = False,
     reason: Reason = "",
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -70,6 +74,7 @@ def start(
             only_tenants=only_tenant,
             max_cost=max_cost,
             override=override,
+            schema_changed=schema_changed,
             fields=set_,
         )
         if reason:

@@ -39,6 +39,7 @@ def plan(
     only_tenants: Sequence[str] = (),
     max_cost: str = "",
     override: str = "",
+    schema_changed: bool = False,
     fields: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The form with what was given laid over it. What is empty was not given.
@@ -70,6 +71,8 @@ def plan(
         spec.setdefault("blast_radius", {})["max_cost_microusd"] = parse_microusd(max_cost, "--max-cost")
     if override:
         spec["override_reason"] = override
+    if schema_changed:
+        spec["schema_changed"] = True
     for text in fields:
         assign(form, BY_PLURAL["rollouts"], text)
     return form

@@ -14,6 +14,7 @@ from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.model_files import is_pickle, pickle_fault
 from services.predictor.formats.chain import Chain
 from services.predictor.formats.step import LoadError, Options, Step, Wiring
 from services.predictor.port import Model, Signature, Tensor
@@ -32,7 +33,6 @@ FORMATS = {
 """By the name of a format, its module here."""
 _LIBRARIES = ("lightgbm", "onnxruntime", "scipy", "skops", "torch", "xgboost")
 """What some image leaves out."""
-_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".dill")
 
 
 def load(folder: Path, spec: pb.PredictionSpec) -> Model:
@@ -90,7 +90,8 @@ def _step(folder: Path, declared: pb.PredictionStep, wiring: Wiring) -> Step:
     file = folder / declared.path
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
         raise LoadError(f"there is no artifact {declared.path!r}")
-    _refuse_pickle(file, declared.path)
+    if is_pickle(file):
+        raise LoadError(pickle_fault(declared.path))
     step: Step = _module(declared.format).load(file, wiring)
     return step
 
@@ -107,14 +108,3 @@ def _module(named: str) -> Any:
         if library not in _LIBRARIES:
             raise
         raise LoadError(f"this predictor has no {library}: it runs in an image without (docs/predictions.md)") from None
-
-
-def _refuse_pickle(file: Path, path: str) -> None:
-    """By what it is called, and by how pickles of protocol 2 and later begin."""
-    with file.open("rb") as stream:
-        begin = stream.read(2)
-    if file.suffix.lower() in _PICKLES or (begin[:1] == b"\x80" and begin[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
-        raise LoadError(
-            f"{path!r} is a pickle, and a pickle runs code where it is read: save it as ONNX, UBJ, LightGBM text, "
-            "skops or .pt2"
-        )

@@ -17,7 +17,7 @@ from services.predictor.formats.step import THREADS, LoadError, Wiring, check_fi
 from services.predictor.formats.texts import to_bytes, to_text
 from services.predictor.port import ModelError, Tensor, Tensors
 
-_DATATYPES = {
+DATATYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
     "tensor(uint16)": "UINT16",
@@ -32,6 +32,7 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+"""By ONNX Runtime's names of types."""
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _FATAL = 4
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.Fail, ort.capi.onnxruntime_pybind11_state.InvalidArgument)
@@ -72,20 +73,8 @@ def load(file: Path, wiring: Wiring) -> Graph:
 
     :raises LoadError: the file is no graph, or does not fit its declaration.
     """
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = wiring.options.count("threads", 1, THREADS)
-    settings.inter_op_num_threads = 1
-    for pool in ("intra_op", "inter_op"):
-        settings.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    # A plan of memory is kept for every shape that ever came: many rows, much memory.
-    settings.enable_mem_pattern = False
-    # What it logs of a failing node repeats callers' values; the error says enough.
-    settings.log_severity_level = _FATAL
-    try:
-        providers = [name for name in _PROVIDERS if name in ort.get_available_providers()]
-        session = ort.InferenceSession(file, settings, providers=providers)
-    except Exception as error:  # its own types, and RuntimeError, by what is wrong
-        raise LoadError(f"no graph that ONNX Runtime runs: {str(error)[:200]}") from None
+    providers = [name for name in _PROVIDERS if name in ort.get_available_providers()]
+    session = open_session(file, wiring.options.count("threads", 1, THREADS), providers)
     given = {tensor.name: tensor for tensor in wiring.inputs}
     inputs = [_declared(node, given, "input") for node in session.get_inputs()]
     nodes = {node.name: node for node in session.get_outputs()}
@@ -96,14 +85,35 @@ def load(file: Path, wiring: Wiring) -> Graph:
     return Graph(session, inputs, outputs)
 
 
+def open_session(file: Path, threads: int, providers: Sequence[str]) -> ort.InferenceSession:
+    """A session that keeps no thread busy while it waits, and logs no value.
+
+    :param threads: of one execution.
+    :raises LoadError: it is no graph that ONNX Runtime runs.
+    """
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    for pool in ("intra_op", "inter_op"):
+        settings.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    # A plan of memory is kept for every shape that ever came: many rows, much memory.
+    settings.enable_mem_pattern = False
+    # What it logs of a failing node repeats callers' values; the error says enough.
+    settings.log_severity_level = _FATAL
+    try:
+        return ort.InferenceSession(file, settings, providers=providers)
+    except Exception as error:  # its own types, and RuntimeError, by what is wrong
+        raise LoadError(f"no graph that ONNX Runtime runs: {str(error)[:200]}") from None
+
+
 def _used(node: Any, wiring: Wiring) -> bool:
     """Outputs that the protocol has no type for matter only to who declares them."""
-    return node.name in wiring.declared or node.type in _DATATYPES
+    return node.name in wiring.declared or node.type in DATATYPES
 
 
 def _declared(node: Any, tensors: Mapping[str, Tensor], what: str) -> Tensor:
     """The tensor of a node, if it is as declared; as the graph has it where nothing is declared."""
-    datatype = _DATATYPES.get(node.type)
+    datatype = DATATYPES.get(node.type)
     if datatype is None:
         raise LoadError(f"{what} {node.name!r} is {node.type}, which no tensor of the protocol is")
     shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)

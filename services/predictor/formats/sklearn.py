@@ -64,7 +64,7 @@ class Estimator:
         if self._source.datatype == "BYTES":
             array = to_text(array, name)
         try:
-            return {output: _dense(self._methods[output](array)) for output in self._methods if output in wanted}
+            return {output: dense(self._methods[output](array)) for output in self._methods if output in wanted}
         except (ValueError, TypeError, IndexError) as error:
             raise ModelError(f"input {name!r}: {_reason(error)}", name) from None
 
@@ -80,9 +80,7 @@ def load(file: Path, wiring: Wiring) -> Estimator:
     """
     # Of BLAS and OpenMP, for as long as this process runs: the lanes are what runs side by side.
     threadpool_limits(1)
-    estimator = _read(file)
-    jobs = {name: 1 for name in estimator.get_params() if name.rpartition("__")[2] == "n_jobs"}
-    estimator.set_params(**jobs)
+    estimator = read_estimator(file)
     source = _source(wiring)
     columns = getattr(estimator, "n_features_in_", -1)
     if len(source.shape) == 2 and columns not in (-1, source.shape[1]):
@@ -94,7 +92,11 @@ def load(file: Path, wiring: Wiring) -> Estimator:
     return Estimator(estimator, source, methods)
 
 
-def _read(file: Path) -> Any:
+def read_estimator(file: Path) -> Any:
+    """An estimator that runs in one thread.
+
+    :raises LoadError: the file is none of skops, or holds types that are not trusted.
+    """
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED))
         if untrusted:
@@ -109,6 +111,7 @@ def _read(file: Path) -> Any:
         raise LoadError(f"no skops file: {type(error).__name__}: {str(error)[:200]}") from None
     if not hasattr(estimator, "get_params"):
         raise LoadError(f"{type(estimator).__name__} is no estimator")
+    estimator.set_params(**{name: 1 for name in estimator.get_params() if name.rpartition("__")[2] == "n_jobs"})
     return estimator
 
 
@@ -132,7 +135,8 @@ def _methods(wiring: Wiring) -> dict[str, Tensor]:
     return {method: wiring.named(name) for method, name in asked.items()}
 
 
-def _dense(result: Any) -> np.ndarray:
+def dense(result: Any) -> np.ndarray:
+    """What a method gives, as a tensor."""
     array = np.ascontiguousarray(result.toarray() if scipy.sparse.issparse(result) else result)
     return to_bytes(array) if array.dtype.kind in "OU" else array
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+from weir.registry.v1 import registry_pb2 as pb
 
+from libs.rows import RowsError, parts_of
 from services.cli.app import UsageError
 from services.cli.commands import predict, predictors
 from services.cli.output import table_lines
@@ -44,6 +46,32 @@ def test_a_head_of_a_matrix_is_no_rows_and_skipped_only_on_request() -> None:
     with pytest.raises(UsageError, match=r"names columns \(width,height\).* those of 'features'.* --skip-head"):
         list(predict.parts_of(lines, MATRIX, 2))
     assert list(predict.parts_of(lines, MATRIX, 2, skip_head=True)) == [{"features": [[1.0, 2.0]]}]
+
+
+NAMED = [pb.TensorSpec(name="t", datatype="FP32", shape=[-1, 2], columns=[{"name": "a"}, {"name": "b"}])]
+
+
+def test_columns_that_have_names_are_put_in_order_and_others_left_out() -> None:
+    lines = [["b", "label", "a"], ["2", "yes", "1"], ["4", "no", ""]]
+    assert repr(list(parts_of(lines, NAMED, 9))) == "[{'t': [[1.0, 2.0], [nan, 4.0]]}]"
+    assert list(parts_of([["b", "a"], ["2", "1"]], NAMED, 9, skip_head=True)) == [{"t": [[2.0, 1.0]]}]
+    assert list(parts_of([["3", "4"]], NAMED, 9)) == [{"t": [[3.0, 4.0]]}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([["b", "c"], ["1", "2"]], "the file has no column 'a'; the model takes a,b"),
+        ([["x", "y"], ["1", "2"]], "the file has no column 'a'"),
+        ([["a", "b", "a"], ["1", "2", "3"]], "the file names a column twice"),
+        ([["a", "b"]], "the file has no rows"),
+        ([["b", "a"], ["1", "2"], ["3"]], "row 2 has 1 columns, not 2"),
+        ([["b", "a"], ["1", "x"]], "row 1, column 1: 'x' is no FP32"),
+    ],
+)
+def test_heads_that_do_not_fit_the_names(lines: Any, why: str) -> None:
+    with pytest.raises(RowsError, match=why):
+        list(parts_of(lines, NAMED, 9))
 
 
 @pytest.mark.parametrize(

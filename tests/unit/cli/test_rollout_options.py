@@ -35,6 +35,7 @@ def test_a_canary_with_everything() -> None:
         max_cost="1.50",
         gates=("ttft<=20%",),
         override="a fix",
+        schema_changed=True,
         fields=(
             *("sticky=user", "on_rollback=migrate", "alpha=0.02", "capacity_share=0.25", "keep_warm=5m"),
             *("prepare_timeout=1m", "blast_radius.max_share=2000", "blast_radius.max_tenants=3"),
@@ -51,6 +52,7 @@ def test_a_canary_with_everything() -> None:
     assert (radius.max_share, radius.max_tenants, radius.max_cost_microusd) == (2000, 3, 1_500_000)
     assert list(radius.only_tenants) == ["acme"]
     assert (made.alpha, made.capacity_share, made.override_reason) == (0.02, 0.25, "a fix")
+    assert made.schema_changed
     assert (made.keep_warm.seconds, made.prepare_timeout.seconds) == (300, 60)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import sys
@@ -106,10 +107,13 @@ class Touch:
 
 @pytest.mark.parametrize("format", ["onnx", "xgboost", "lightgbm", "sklearn", "torch"])
 @pytest.mark.parametrize("name", ["model.pkl", "model.joblib", "model.pt", "model.ubj"])
-@pytest.mark.parametrize("protocol", [2, 5])
-def test_a_pickle_is_refused_by_name_and_never_read(tmp_path: Path, format: str, name: str, protocol: int) -> None:
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["bare", "gzip"])
+def test_a_pickle_is_refused_by_name_and_never_read(
+    tmp_path: Path, format: str, name: str, protocol: int, packed: Callable[[bytes], bytes]
+) -> None:
     mark = tmp_path / "mark"
-    (tmp_path / name).write_bytes(pickle.dumps(Touch(mark), protocol=protocol))
+    (tmp_path / name).write_bytes(packed(pickle.dumps(Touch(mark), protocol=protocol)))
     with pytest.raises(LoadError, match=f"'{name}' is a pickle, and a pickle runs code where it is read"):
         load(tmp_path, spec(step(format, name), inputs="x FP32 -1 3", outputs="p FP32 -1"))
     assert not mark.exists()
@@ -253,7 +257,9 @@ def test_a_model_that_refuses_the_rows_it_declares_is_not_served() -> None:
         warmup.samples(Sum(refuses=3))
 
 
-@pytest.mark.parametrize("name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8"])
+@pytest.mark.parametrize(
+    "name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8", "diabetes-lgbm", "wine-sklearn"]
+)
 def test_demo_models_pass_their_own_test(name: str) -> None:
     folder = Path(__file__).parents[3] / "models" / "demo" / name
     said = json_format.ParseDict(json.loads((folder / "manifest.json").read_text())["prediction"], pb.PredictionSpec())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.resources.schemas import schema_sha256
 from libs.resources.snapshot import RegistrySnapshot
 from services.registry.readiness import cannot_begin, frozen, killed
 from tests.support.messages import having, seconds
@@ -126,3 +127,25 @@ def test_overriding_lifts_the_freeze_and_nothing_else() -> None:
     budget = frozen({"fast"}, RegistrySnapshot(**world))
     assert budget is not None
     assert "availability 120%" in budget.message
+
+
+def predicts(number: str, width: int, *outputs: str) -> pb.ModelVersion:
+    tensors = [pb.TensorSpec(name=name, datatype="FP32", shape=[-1]) for name in outputs]
+    features = pb.TensorSpec(name="features", datatype="FP32", shape=[-1, width])
+    made = pb.PredictionSpec(inputs=[features], outputs=tensors, profile="classical")
+    return pb.ModelVersion(name="fast", version=number, pool="fast", prediction=made)
+
+
+def test_another_schema_than_the_baselines_is_said_and_must_be_meant() -> None:
+    objectives = {("predict", "classical"): pb.Slo(route="predict", tier="classical", availability=0.9)}
+    versions = {"fast@1": predicts("1", 3, "score", "why"), "fast@2": predicts("2", 4, "why", "score", "odds")}
+    world = {**WORLD, "slos": objectives, "model_versions": versions}
+    fault = cannot_begin(CANARY, RegistrySnapshot(**world))
+    assert fault is not None
+    assert fault.field == "spec.arms[0].model_version"
+    assert "fast@2 has another schema than fast@1" in fault.message
+    assert "a new output 'odds'; another shape of input 'features' ([-1, 3] → [-1, 4])" in fault.message
+    assert schema_sha256(versions["fast@2"].prediction)[:12] in fault.message
+    assert cannot_begin(having(CANARY, schema_changed=True), RegistrySnapshot(**world)) is None
+    same = {**versions, "fast@2": predicts("2", 3, "why", "score")}
+    assert cannot_begin(CANARY, RegistrySnapshot(**{**world, "model_versions": same})) is None

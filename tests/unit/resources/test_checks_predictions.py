@@ -11,6 +11,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts import Options
 from libs.artifacts.folder import FolderError, describe
 from libs.resources.checks.models import check_model
+from libs.resources.schemas import schema_sha256
 from libs.resources.snapshot import RegistrySnapshot
 from libs.shipped import ROOT
 from tests.support.messages import having
@@ -44,6 +45,13 @@ def shape(*sizes: int) -> dict[str, Any]:
     return {"inputs": [having(FEATURES, shape=sizes)]}
 
 
+NAMED = [pb.ColumnSpec(name=f"c{number}") for number in range(30)]
+
+
+def columns(*said: pb.ColumnSpec, at: list[int] | None = None) -> dict[str, Any]:
+    return {"inputs": [having(FEATURES, shape=at or [-1, 30], columns=said)]}
+
+
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
@@ -62,10 +70,23 @@ def shape(*sizes: int) -> dict[str, Any]:
         (shape(-1, -2), ["inputs[0].shape[1]"]),
         (shape(-1, 2**31), ["inputs[0].shape[1]"]),
         (shape(8, 30) | {"max_rows": 0, "outputs": [FEATURES]}, []),
+        (columns(*NAMED), []),
+        (columns(*NAMED[1:]), ["inputs[0].columns"]),
+        (columns(*NAMED, at=[-1]), ["inputs[0].columns"]),
+        (columns(NAMED[1], *NAMED[1:]), ["inputs[0].columns[1].name"]),
+        (columns(having(NAMED[0], categories=["x"]), *NAMED[1:]), ["inputs[0].columns[0].categories"]),
+        (
+            columns(pb.ColumnSpec(categorical=True, categories=["x"] * 4097), *NAMED[1:]),
+            ["inputs[0].columns[0].categories"],
+        ),
         ({"max_rows": 65_537}, ["max_rows"]),
         ({"lane": "gpu"}, ["lane"]),
         ({"profile": ""}, ["profile"]),
         ({"golden": "rows.json"}, ["golden"]),
+        ({"golden": ""}, ["golden"]),
+        ({"golden": "", "no_golden_reason": "its answers are drawn"}, []),
+        ({"no_golden_reason": "its answers are drawn"}, ["no_golden_reason"]),
+        ({"golden": "", "no_golden_reason": "x" * 257}, ["no_golden_reason"]),
         ({"prior": "prior.json"}, ["prior"]),
         ({"smaller": ["cancer"]}, ["smaller[0]"]),
         ({"smaller": ["cancer@1"]}, ["smaller[0]"]),
@@ -132,6 +153,15 @@ def test_outputs_have_no_rules() -> None:
     assert [each.field for each in check_model(model, RegistrySnapshot())] == ["spec.prediction.outputs[0].rules"]
 
 
+def test_a_schema_that_is_not_that_of_inputs_and_outputs_is_refused_naming_both() -> None:
+    right = schema_sha256(SPEC)
+    assert not list(check_model(having(MODEL, schema_sha256=right), RegistrySnapshot()))
+    (fault,) = check_model(having(MODEL, schema_sha256=HEX), RegistrySnapshot())
+    assert fault.field == "spec.schema_sha256"
+    assert HEX[:40] in fault.message
+    assert right in fault.message
+
+
 def test_what_stands_in_for_a_version_takes_and_gives_the_same() -> None:
     other = having(MODEL, name="cancer-linear", prediction=having(SPEC, smaller=[]))
     assert not list(check_model(MODEL, RegistrySnapshot(model_versions={"cancer-linear@1": other})))
@@ -140,11 +170,20 @@ def test_what_stands_in_for_a_version_takes_and_gives_the_same() -> None:
     assert fault.field == "spec.prediction.smaller[0]"
 
 
-@pytest.mark.parametrize("name", ["cancer-gbdt", "cancer-linear", "digits-torch", "digits-int8", "topics"])
-def test_the_demo_models_are_versions_that_the_registry_takes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        *(("cancer-gbdt", "accuracy"), ("cancer-linear", "accuracy"), ("digits-torch", "accuracy")),
+        *(("digits-int8", "accuracy"), ("topics", "accuracy"), ("diabetes-lgbm", "r2"), ("wine-sklearn", "accuracy")),
+    ],
+)
+def test_the_demo_models_are_versions_that_the_registry_takes(name: str, score: str) -> None:
     version = describe(DEMO / name, Options())
     assert version.prediction.golden in {artifact.path for artifact in version.artifacts}
-    assert version.offline_metrics["accuracy"] > 0.7
+    assert version.offline_metrics[score] > (0.7 if score == "accuracy" else 0.3)
+    card = (DEMO / name / "card.md").read_text()
+    assert "**Data.**" in card
+    assert f"| {score} | {version.offline_metrics[score]:.3f} (" in card
     version.source = "blobs:"
     assert not list(check_model(version, RegistrySnapshot()))
 
