@@ -208,6 +208,10 @@ docs: setup ## Write docs/registry, docs/openai.md and the tables in docs/securi
 	$(PY) bin/security-docs
 	$(PY) bin/openai-docs
 
+.PHONY: picture
+picture: setup ## Draw README's picture: its first commands on a fresh mesh (a minute).
+	$(PY) bin/picture
+
 .PHONY: docs-check
 docs-check: ## Check that the written docs are what the code says.
 	$(PY) bin/kind-docs --check

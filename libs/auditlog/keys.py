@@ -1,13 +1,14 @@
 """The key that signs checkpoints: Ed25519, in PEM files beside neither the log nor the checkpoints."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from libs.private_file import private_file
 
 Signer = Callable[[bytes], bytes]
 """Signs a message: 64 bytes."""
@@ -95,10 +96,5 @@ def _create(directory: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     # The private key last and under its final name only when whole: a crash in between makes a new pair.
-    partial = directory / (PRIVATE_NAME + ".new")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with private_file(directory / PRIVATE_NAME) as file:
         file.write(private)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(directory / PRIVATE_NAME)

@@ -93,7 +93,7 @@ class Lease:
     async def taken(self) -> Reservation:
         """Wait for what was asked for.
 
-        :raises WeirError: see `QuotaPort.start_reserve`.
+        :raises WeirError: see `QuotaClient.start_reserve`.
         """
         if self._reserving is None:
             raise RuntimeError("nothing was asked for")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
 
+from libs.private_file import private_file
 from libs.registry.ports import KeyValue, Listing
 
 
@@ -36,12 +36,8 @@ def save(path: Path, listing: Listing) -> None:
     )
     body = msgspec.json.encode(_Body(listing.revision, entries))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with private_file(path) as file:
         file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def load(path: Path) -> Listing | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import Message
-
-from libs.resources.codec import encode as encode_resource
-from libs.resources.codec import key_of, pack
+from libs.resources.codec import encode, key_of
 from libs.resources.kind import EVERYTHING, ROOT, SECRETS
 from libs.resources.kinds import BY_PLURAL
 
@@ -47,11 +44,3 @@ def key(plural: str, name: str) -> str:
     :raises KeyError: there is no such kind.
     """
     return BY_PLURAL[plural].prefix + name
-
-
-def encode(message: Message) -> bytes:
-    """A message as stored, without labels or owner; the same bytes for the same content.
-
-    :raises KeyError: for a message that is of no kind.
-    """
-    return encode_resource(pack(message))

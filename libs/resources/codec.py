@@ -82,8 +82,13 @@ def status_part(kind: Kind) -> str:
     return next(each.name for each in pb.Resource.DESCRIPTOR.fields if each.message_type is held)
 
 
-def encode(resource: pb.Resource) -> bytes:
-    """As stored: without the revision, which the store knows; the same bytes for the same content."""
+def encode(message: Message) -> bytes:
+    """A message, or a resource, as stored: without the revision, which the store knows; the same bytes for the same
+    content.
+
+    :raises KeyError: for a message that is of no kind.
+    """
+    resource = message if isinstance(message, pb.Resource) else pack(message)
     if resource.metadata.revision:
         resource, given = pb.Resource(), resource
         resource.CopyFrom(given)

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -60,6 +60,20 @@ Reason = Annotated[str, Option(help="Why; kept in the history and the audit log.
 DryRun = Annotated[bool, Option(help="Check it and say what would be, without doing it.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[str, Option("-o --output", choices="table wide json", help="How to print it; --json is -o json.")]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What every command takes that changes resources."""
+
+    reason: Reason = ""
+    dry_run: DryRun = False
+    as_json: Json = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the registry is told of it: a ChangeOptions."""
+        return {"reason": self.reason, "dry_run": self.dry_run}
 
 
 class Parameter(NamedTuple):

@@ -133,6 +133,16 @@ def _unavailable(message: str) -> Exception:
     return WeirError(Reason.DEPENDENCY_UNAVAILABLE, message)
 
 
+def find(kind: str, name: str) -> Any:
+    """A resource as it is; None when there is none."""
+    try:
+        return ask("registry", "Get", kind=kind, name=name).resource
+    except Exception as error:
+        if reason_of(error) != "NOT_FOUND":
+            raise
+        return None
+
+
 def listing(registry: Service, kinds: Sequence[str] = (), selector: str = "", **more: Any) -> tuple[list[Any], int]:
     """All resources of these kinds, by message names, and the revision at which they are so."""
     found: list[Any] = []

@@ -55,7 +55,7 @@ def read_text(path: Path) -> tuple[str, str]:
     """
     where = "standard input" if str(path) == "-" else str(path)
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
         # Some locales let through on standard input what is not UTF-8, as lone surrogates.
         text.encode()
     except (OSError, UnicodeError) as error:

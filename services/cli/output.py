@@ -7,10 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libs.tables import layout, terminal_width
 from services.cli.app import printable, warn
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 _COLOURS = {"created": "32", "changed": "33", "deleted": "31", "pruned": "31", "unchanged": "2", "bold": "1"}
 _CHANGED = "it was changed meanwhile: look at it again with `weir get` or `weir diff`, then repeat"
@@ -51,28 +54,30 @@ def paint(text: str, colour: str) -> str:
     return f"\033[{_COLOURS[colour]}m{text}\033[0m"
 
 
+Names = Sequence[str]
+"""Headings of columns."""
+Rows = Iterable[Sequence[object]]
+
+
 def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    empty: str,
-    wide: bool = False,
-    extra: Sequence[str] = (),
-    least: Sequence[str] = (),
+    columns: Names, rows: Rows, *, empty: str, wide: bool = False, extra: Names = (), least: Names = ()
 ) -> None:
     """Prints rows under headings; `empty` when there are none. See `table_lines`."""
     made = list(rows)
     print(*(table_lines(columns, made, wide=wide, extra=extra, least=least) if made else (empty,)), sep="\n")
 
 
-def table_lines(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    wide: bool = False,
-    extra: Sequence[str] = (),
-    least: Sequence[str] = (),
-) -> list[str]:
+def print_found(
+    output: str, told: Any, columns: Names, rows: Rows, *, empty: str, extra: Names = (), least: Names = ()
+) -> None:
+    """Prints what a command found as its `--output` says: `told` as JSON, else the rows; see `print_table`."""
+    if output == "json":
+        print_json(told)
+    else:
+        print_table(columns, rows, empty=empty, wide=output == "wide", extra=extra, least=least)
+
+
+def table_lines(columns: Names, rows: Rows, *, wide: bool = False, extra: Names = (), least: Names = ()) -> list[str]:
     """A table; see `libs.tables`.
 
     :param wide: whole lines, and the columns `extra` too; else it fits the terminal, or 100 columns in a pipe.
@@ -108,8 +113,12 @@ def timestamp(value: Any) -> str:
     """A Timestamp as RFC 3339 in UTC, to the millisecond."""
     from datetime import UTC, datetime
 
-    moment = datetime.fromtimestamp(value.seconds + value.nanos / 1e9, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return zulu(datetime.fromtimestamp(value.seconds + value.nanos / 1e9, UTC), "milliseconds")
+
+
+def zulu(moment: datetime, to: str = "seconds") -> str:
+    """A time in UTC as RFC 3339, to the second unless said otherwise."""
+    return moment.isoformat(timespec=to).replace("+00:00", "Z")
 
 
 def short(moment: str, *, wide: bool = False) -> str:

@@ -15,6 +15,7 @@ from libs.auditlog.security import to_timestamp
 from libs.catalog.plans import DEFAULT_ANSWER
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import WeirError
+from libs.limiter import Reservation
 from libs.outcomes import Begun
 from libs.routing import Route
 from libs.telemetry import get_logger
@@ -22,7 +23,6 @@ from services.gateway import metrics
 from services.gateway.parts import Parts
 from services.gateway.policy.events import End, Finish
 from services.gateway.policy.finals import ran
-from services.gateway.ports import Reservation
 from services.gateway.refusals import outcome_of
 from services.gateway.request import Accepted, Prepared, Progress, Request, Served, class_of
 

@@ -25,6 +25,7 @@ from libs.limiter import Lease
 from libs.occupancy import Visit
 from libs.outcomes.objectives import ttft_left
 from services.gateway import metrics
+from services.gateway.clients.admission import AdmissionClient
 from services.gateway.membership import Member
 from services.gateway.messages import admit_message
 from services.gateway.parts import Parts
@@ -34,7 +35,6 @@ from services.gateway.policy.ladder import OVERLOAD, Offer, ahead, next_step
 from services.gateway.policy.parameters import invalid
 from services.gateway.policy.pressure import REFUSED
 from services.gateway.policy.spec import BoundParameters
-from services.gateway.ports import AdmissionPort
 from services.gateway.prepare import candidate_for
 from services.gateway.request import NO_LIMITS, Accepted, Candidate, Prepared, Progress, Request
 
@@ -48,7 +48,7 @@ class Grant:
     admit: admission_pb2.Admit
     """The last question."""
 
-    def __init__(self, admission: AdmissionPort, request: Request) -> None:
+    def __init__(self, admission: AdmissionClient, request: Request) -> None:
         self._admission = admission
         self._request = request
         self.asked = 0
@@ -75,7 +75,7 @@ class Grant:
         return self.granted
 
     async def ask(self, admit: admission_pb2.Admit, **more: Any) -> admission_pb2.Granted:
-        """Wait for a worker; see `AdmissionPort.admit`.
+        """Wait for a worker; see `AdmissionClient.admit`.
 
         :raises WeirError: the rejection or eviction; nothing is held then.
         """
@@ -87,7 +87,7 @@ class Grant:
         return self.granted
 
     def release(self, **brought: Any) -> None:
-        """Give it back, and tell what it has brought; see `AdmissionPort.release`. Nothing where none is held."""
+        """Give it back, and tell what it has brought; see `AdmissionClient.release`. Nothing where none is held."""
         if self.granted is not None:
             self.granted = None
             self._admission.release(self.admit.request_id, pool=self.admit.pool, **brought)

@@ -187,7 +187,7 @@ class Generation(OutputBuffer):
                 sequence.on_finished(Finish.LENGTH, "")
 
     def brought(self) -> dict[str, Any]:
-        """What the present or last grant has brought, as `AdmissionPort.release` is told."""
+        """What the present or last grant has brought, as `AdmissionClient.release` is told."""
         return {
             "output_tokens": self.delivered - self._before,
             "first_token": self._first_after,

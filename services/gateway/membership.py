@@ -15,8 +15,8 @@ from libs.catalog import Catalog
 from libs.errors import WeirError
 from libs.registry import RegistrySnapshot
 from libs.rollouts import BASELINE, arms_of, capacity_share, exposed, in_force, phase_of
+from libs.routes import RouterClient
 from libs.routing import Route
-from services.gateway.ports import RouterPort
 from services.gateway.request import Candidate, Request
 
 _MOST_VERDICTS = 1024
@@ -31,7 +31,7 @@ class TakenOut(Exception):
 class Membership:
     """One per process."""
 
-    def __init__(self, catalog: Catalog, router: RouterPort) -> None:
+    def __init__(self, catalog: Catalog, router: RouterClient) -> None:
         self._catalog = catalog
         self._router = router
         self._members: dict[_Place, dict[Member, None]] = {}

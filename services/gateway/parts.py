@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 import grpc
 
 from libs.answer_lengths import Lengths
+from libs.auditlog.client import AuditWriter
 from libs.catalog import Catalog
 from libs.clock import Clock
+from libs.limiter import QuotaClient
 from libs.occupancy import Occupancy
 from libs.outcomes import Recorder
+from libs.routes import RouterClient
+from services.gateway.clients.admission import AdmissionClient
+from services.gateway.clients.safety import SafetyClient
+from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.flushing import Flushing
 from services.gateway.membership import Membership
@@ -19,7 +25,7 @@ from services.gateway.output_buffer import OutputBuffer, SlowReaders
 from services.gateway.policy.answers import AnswerCache
 from services.gateway.policy.pressure import Pressures
 from services.gateway.policy.scoring import Scoring
-from services.gateway.ports import AdmissionPort, AuditPort, Mirrored, QuotaPort, RouterPort, SafetyPort, WorkerPort
+from services.gateway.ports import Mirrored
 from services.gateway.refusals import EndLog
 from services.gateway.structures import StructureChecks
 
@@ -29,18 +35,23 @@ SWEEP_SECONDS = 0.5
 
 @dataclass(eq=False, kw_only=True)
 class Parts:
-    """The services around the gateway, and what it remembers itself."""
+    """The services around the gateway, each by its client, which names its fallback, and what it remembers itself.
+
+    The clients' `start_…` methods return futures, so that the pipeline can have several decisions under way without a
+    task each. Everything else returns at once and never raises: it is called on paths that must not fail (cancellation,
+    the end).
+    """
 
     settings: Settings
     catalog: Catalog
-    quota: QuotaPort
-    router: RouterPort
-    admission: AdmissionPort
-    safety: SafetyPort
-    workers: WorkerPort
+    quota: QuotaClient
+    router: RouterClient
+    admission: AdmissionClient
+    safety: SafetyClient
+    workers: WorkerStreams
     channel: Callable[[str, str], grpc.aio.Channel]
     """To a worker, by its name and address, for unary calls."""
-    audit: AuditPort
+    audit: AuditWriter
     outcomes: Recorder
     mirror: Callable[[Mirrored], None] | None = None
     """Has a request answered a second time, where no user sees it: see `Mirrored`."""

@@ -1,9 +1,5 @@
-"""What the pipeline needs from the services around it. Adapters: `clients/`; for quota and routes, what any plane
-uses, `libs/limiter` and `libs/routes`. Each names its fallback.
-
-The `start_…` methods return futures, so that the pipeline can have several decisions under way without a task each.
-Everything else returns at once and never raises: it is called on paths that must not fail (cancellation, the end).
-"""
+"""What the pipeline and the clients of the services around it (`clients/`) say to one another, where either side has
+more than one form."""
 
 from __future__ import annotations
 
@@ -13,62 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from weir.admission.v1 import admission_pb2
-from weir.audit.v1 import audit_pb2
 from weir.worker.v1 import worker_pb2
 
 from libs.callers import Identity
-from libs.deadlines import Deadline
-from libs.limiter import QuotaClient
-from libs.limiter import Reservation as Reservation
 from libs.outcomes import ArmKey
-from libs.routes import RouterClient
 from libs.routing import Route
 from services.gateway.policy.events import Finish
 from services.gateway.policy.finals import FinalAnswer
 from services.gateway.policy.spec import BoundParameters, Spec
-
-QuotaPort = QuotaClient
-RouterPort = RouterClient
-
-
-class AdmissionPort(Protocol):
-    """A worker and a grant. Fallback: a small number of requests without a grant, which workers take only while they
-    hear nothing from admission either."""
-
-    async def admit(
-        self,
-        request: admission_pb2.Admit,
-        *,
-        deadline: Deadline,
-        traceparent: str,
-        may_be_local: bool = False,
-        patience: float | None = None,
-    ) -> admission_pb2.Granted:
-        """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof. While
-        admission is away it waits for `patience` seconds, None: as long as the deadline allows.
-
-        Nothing is held when it raises, cancellation included.
-
-        :raises WeirError: the rejection or eviction; DEPENDENCY_UNAVAILABLE while admission is away.
-        """
-
-    def release(
-        self,
-        request_id: str,
-        *,
-        pool: str,
-        output_tokens: int = 0,
-        unused: bool = False,
-        failed: bool = False,
-        first_token: float | None = None,
-        cached_prompt_tokens: int = 0,
-        cut_short: bool = False,
-    ) -> None:
-        """Give the share back, and tell what came of it: tokens generated on this grant, whether it failed through the
-        worker's fault, seconds from the grant to the first token (None: there was none), prompt tokens it had cached,
-        and whether it was cut short.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +72,6 @@ class OutputFilter(Protocol):
         """Forget a filter."""
 
 
-class SafetyPort(OutputFilter, Protocol):
-    """Input check and output filter. Fallback by the tenant's policy: refuse, or serve and flag."""
-
-    def start_check(
-        self,
-        *,
-        tenant: str,
-        policies: Sequence[str],
-        texts: Sequence[str],
-        request_id: str,
-        deadline: Deadline,
-        traceparent: str,
-    ) -> Future[InputCheck]:
-        """Check an input under the floor and these policies.
-
-        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
-        """
-
-
 class RunningSequence(Protocol):
     """A sequence that runs on a worker."""
 
@@ -164,41 +93,6 @@ class RunningSequence(Protocol):
 
     def on_fault(self) -> None:
         """Handling its tokens failed here; the reason is logged. Raises nothing."""
-
-
-class WorkerPort(Protocol):
-    """Streams to workers."""
-
-    def submit(
-        self, granted: admission_pb2.Granted, submissions: Sequence[tuple[worker_pb2.Submit, RunningSequence]]
-    ) -> list[int]:
-        """Send sequences to the granted worker; returns their handles. A stream that cannot be opened is reported
-        through `on_worker_lost`."""
-
-    def cancel(self, worker: str, handles: Sequence[int]) -> None:
-        """End sequences; nothing more is reported of them."""
-
-
-class AuditPort(Protocol):
-    """The audit log. Fallback: a bounded journal on disk, which outlives this process as well."""
-
-    @property
-    def full(self) -> bool:
-        """The journal is full: tenants whose policy demands audit are refused."""
-
-    def open(self, record: audit_pb2.Record) -> int:
-        """Say that something begins: as much of its record as is known. Should this process be killed, its next life
-        writes that record, with the last `mark`. Returns its place."""
-
-    def mark(self, place: int, number: int) -> None:
-        """How far it is: a store of 8 bytes."""
-
-    def release(self, place: int) -> None:
-        """What was opened at the place leaves no record: it was opened once more."""
-
-    def write(self, record: audit_pb2.Record, place: int = -1, *, traceparent: str = "") -> None:
-        """Append, once; it ends what was opened at the place, if one is named. `traceparent` puts the append into the
-        request's trace, or into that of another one with which it travels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

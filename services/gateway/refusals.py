@@ -8,9 +8,9 @@ from collections import Counter
 from libs.callers import Identity
 from libs.catalog import Catalog
 from libs.errors import Reason, WeirError
+from libs.limiter import Reservation
 from libs.quota import MINUTE_NS, Header, LimitReport, retry_headers
 from libs.telemetry import get_logger
-from services.gateway.ports import Reservation
 
 log = get_logger(__name__)
 

@@ -19,6 +19,7 @@ from libs.clock import Clock
 from libs.cursor import Origin
 from libs.deadlines import Deadline, to_seconds
 from libs.errors import Reason, WeirError
+from libs.limiter import Reservation
 from libs.outcomes import ArmKey, Begun
 from libs.quota import Price, PriceBook
 from libs.routing import Route, RouteRequest
@@ -27,7 +28,7 @@ from libs.texts import ChatMessage, TextModel
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Usage
 from services.gateway.policy.spec import BoundParameters, Spec
-from services.gateway.ports import InputCheck, Reservation
+from services.gateway.ports import InputCheck
 
 _WAY_BACK, _WAY_BACK_SHARE = 0.2, 0.1
 """Seconds of a caller's time, and the share of a short one, that are kept for the way back."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
+from libs.deadlines import to_seconds
+from libs.private_file import private_file
 from libs.resources.forms import plain
 from libs.usage.records import PREDICT
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Output, say
-from services.cli.output import dry, failed, print_fields, print_json, print_table, short, timestamp
+from services.cli.output import dry, failed, print_fields, print_found, print_json, short, timestamp
 
 _EVENTS = {"request", "admin", "safety", "security", "tombstone"}
 _TOLD = ("records", "first", "sealed", "erased", "tombstones", "checkpoints", "head", "key_fingerprint")
@@ -26,14 +25,10 @@ def tail(
     output: Output = "table",
 ) -> None:
     """Show the newest records, oldest of them first."""
-    answer = calls.ask("audit", "Tail", limit=limit, tenant=tenant)
-    if output == "json":
-        print_json({"records": [_plain(stored) for stored in answer.records]})
-        return
-    wide = output == "wide"
-    rows = [_told(stored, wide) for stored in answer.records]
+    records = calls.ask("audit", "Tail", limit=limit, tenant=tenant).records
+    rows = [_told(stored, output == "wide") for stored in records]
     columns = ("RECORD", "TIME (UTC)", "SOURCE", "WHAT")
-    print_table(columns, rows, empty="no records", wide=wide, least=("SOURCE",))
+    print_found(output, {"records": list(map(_plain, records))}, columns, rows, empty="no records", least=("SOURCE",))
 
 
 def verify(
@@ -146,21 +141,15 @@ def export(
     `weir audit verify --export FILE --fingerprint HEX` proves them without the mesh. It holds what the log keeps
     sealed: the file is its owner's alone.
     """
-    partial = file.with_name(f".{file.name}.part")
+    wanted: dict[str, Any] = {"tenant": tenant, "data_class": data_class, "first": first, "last": last}
     try:
         if file.exists():
             raise failed(f"{file} exists")
-        with calls.service("audit") as audit, _only_mine(partial) as out:
-            pieces = audit(
-                "Export", timeout=VERIFY_SECONDS, tenant=tenant, data_class=data_class, first=first, last=last
-            )
-            for piece in pieces:
+        with calls.service("audit") as audit, private_file(file) as out:
+            for piece in audit("Export", timeout=VERIFY_SECONDS, **wanted):
                 out.write(piece.lines)
-        partial.rename(file)
     except OSError as error:
         raise failed(f"{error.filename or file}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     _verify_export(file, "", as_json)
 
 
@@ -176,15 +165,6 @@ def rotate(as_json: Json = False) -> None:
         print_json(plain(answer, unset=True))
     else:
         print(f"{answer.keys} keys are wrapped by {answer.kek}; back up the keys now")
-
-
-@contextmanager
-def _only_mine(path: Path) -> Iterator[BinaryIO]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _verify_export(file: Path, pinned: str, as_json: bool) -> None:
@@ -260,13 +240,11 @@ def _line(record: Any) -> str:
         case "request":
             event = record.request
             reason = f" {event.reason}" if event.reason else ""
-            used = f"{event.prompt_tokens}+{event.completion_tokens} tokens"
-            if event.operation == PREDICT:
-                used = f"{event.rows} rows"
-            took = event.duration.seconds + event.duration.nanos / 1e9
+            rows = event.operation == PREDICT
+            used = f"{event.rows} rows" if rows else f"{event.prompt_tokens}+{event.completion_tokens} tokens"
+            took = f"{to_seconds(event.duration):.3f} s{' simulated' * event.simulated}"
             model = event.model_version or event.model
-            simulated = " simulated" if event.simulated else ""
-            return f"{event.tenant} {event.operation} {model} {event.outcome}{reason} {used} {took:.3f} s{simulated}"
+            return f"{event.tenant} {event.operation} {model} {event.outcome}{reason} {used} {took}"
         case "admin":
             event = record.admin
             why = f": {event.reason}" if event.reason else ""
@@ -291,11 +269,4 @@ def _line(record: Any) -> str:
             return "unknown event"
 
 
-COMMANDS = {
-    "tail": tail,
-    "verify": verify,
-    "accept": accept,
-    "erase": erase,
-    "export": export,
-    "rotate": rotate,
-}
+COMMANDS = {"tail": tail, "verify": verify, "accept": accept, "erase": erase, "export": export, "rotate": rotate}

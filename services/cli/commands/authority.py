@@ -6,17 +6,14 @@ from typing import Annotated, Any
 
 from libs.authority.stores import ROWS, Row
 from services.cli.app import Argument, DryRun, Json, Option, Output, UsageError
-from services.cli.output import failed, print_json, print_table
+from services.cli.output import failed, print_found, print_json
 
 
 def show(output: Output = "table") -> None:
     """Show what each service may, by the table that all rights are made from. Nobody else may anything."""
     rows = [{"service": name, **row} for name, each in sorted(ROWS.items()) for row in _rights(each)]
-    if output == "json":
-        print_json({"rights": rows})
-        return
     columns, made = ("SERVICE", "OVER", "KEYS", "MAY"), [list(row.values()) for row in rows]
-    print_table(columns, made, empty="nobody may anything", wide=output == "wide", least=("OVER",))
+    print_found(output, {"rights": rows}, columns, made, empty="nobody may anything", least=("OVER",))
 
 
 def establish(

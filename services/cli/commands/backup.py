@@ -84,9 +84,9 @@ def restore(
     by its own tombstones and the newest backup's. --dry-run fetches and checks everything.
     """
     from libs.backup import auditlog, erased_since
-    from services.cli.mesh import restoring
+    from services.cli.mesh.restoring import Here
 
-    here = restoring.here() if snapshot is None and audit is None and not dry_run else None
+    here = Here() if snapshot is None and audit is None and not dry_run else None
     target = here.audit if here else audit
     since: list[tuple[int, bytes]] = []
 
@@ -193,8 +193,8 @@ def _private(folder: Path) -> None:
 def _told(made: str, manifest: Any, as_json: bool) -> None:
     from datetime import UTC, datetime
 
-    told: dict[str, Any] = {"id": made, "taken_at": datetime.fromtimestamp(manifest.taken_at, UTC).isoformat()}
-    told["bytes"] = sum(each.size for each in manifest.pieces)
+    taken, size = datetime.fromtimestamp(manifest.taken_at, UTC), sum(each.size for each in manifest.pieces)
+    told: dict[str, Any] = {"id": made, "taken_at": taken.isoformat(), "bytes": size}
     if manifest.etcd:
         told["etcd_revision"] = manifest.etcd.revision
     if manifest.audit:

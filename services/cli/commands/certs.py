@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from services.cli.app import Option, Output
 from services.cli.config import Mesh, Tls, locate
-from services.cli.output import failed, print_json, print_table, short
+from services.cli.output import failed, print_found, short, zulu
 
 _WAIT_SECONDS = 30.0
 """For all processes to show what they were given; servers look at each handshake, Envoy is told by the kernel."""
@@ -26,13 +25,10 @@ def show(output: Output = "table") -> None:
         {**row, "shown": _is_shown(row["serial"], answering[name], mesh.tls) if name in answering else None}
         for name, row in _on_disk(mesh.state / "pki").items()
     ]
-    if output == "json":
-        print_json({"certificates": rows})
-        return
-    wide = output == "wide"
+    columns, wide = ("NAME", "OF", "UNTIL", "SERIAL", "SHOWN"), output == "wide"
     made = [(row["name"], row["of"], short(row["until"], wide=wide), row["serial"][-8:], row["shown"]) for row in rows]
-    columns = ("NAME", "OF", "UNTIL", "SERIAL", "SHOWN")
-    print_table(columns, made, empty="there are no certificates", wide=wide, least=("SERIAL", "OF"))
+    least, empty = ("SERIAL", "OF"), "there are no certificates"
+    print_found(output, {"certificates": rows}, columns, made, empty=empty, least=least)
 
 
 def rotate(
@@ -72,8 +68,8 @@ def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:
     from libs.pki import EDGE, holder
 
     def row(name: str, of: str, certificate: x509.Certificate) -> dict[str, Any]:
-        until = certificate.not_valid_after_utc.isoformat(timespec="seconds").replace("+00:00", "Z")
-        return {"name": name, "of": of, "until": until, "serial": f"{certificate.serial_number:040x}"}
+        until, serial = zulu(certificate.not_valid_after_utc), f"{certificate.serial_number:040x}"
+        return {"name": name, "of": of, "until": until, "serial": serial}
 
     found: dict[str, dict[str, Any]] = {}
     trusted = x509.load_pem_x509_certificates((folder / "ca.pem").read_bytes())
@@ -118,12 +114,17 @@ def _is_shown(serial: str, address: str, tls: Tls) -> bool:
 
 
 def _wait_shown(mesh: Mesh) -> None:
-    on_disk = _on_disk(mesh.state / "pki")
-    waiting = _answering(mesh)
-    _wait(
-        lambda: [name for name in waiting if not _is_shown(on_disk[name]["serial"], waiting[name], mesh.tls)],
-        "still shows a former certificate, or does not answer; `weir certs rotate` goes on when it does",
-    )
+    """Until everybody shows what is on the disk.
+
+    :raises SystemExit: not in time.
+    """
+    on_disk, waiting = _on_disk(mesh.state / "pki"), _answering(mesh)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while late := [name for name in waiting if not _is_shown(on_disk[name]["serial"], waiting[name], mesh.tls)]:
+        if time.monotonic() > deadline:
+            complaint = "still shows a former certificate, or does not answer; `weir certs rotate` goes on when it does"
+            raise failed(f"{', '.join(late)} {complaint}")
+        time.sleep(0.1)
 
 
 def _trust_taken_up(mesh: Mesh) -> None:
@@ -135,24 +136,12 @@ def _trust_taken_up(mesh: Mesh) -> None:
 
 def _restart(state: Path, name: str) -> None:
     from libs.supervisor import control
-    from services.cli.mesh import lifecycle
 
-    before = _process(lifecycle.status(state), name)["pid"]
     try:
-        control.request(state, "restart", timeout=_WAIT_SECONDS, name=name)
+        if not control.restart(state, name, timeout=_WAIT_SECONDS)["ready"]:
+            raise failed(f"{name} did not come back; see `weir logs {name}`")
     except control.NotRunning:
         raise failed(f"no mesh runs in {state}; `weir up` starts it with what is there") from None
-
-    def not_again() -> list[str]:
-        now = _process(lifecycle.status(state), name)
-        return [] if now["ready"] and now["pid"] != before else [name]
-
-    _wait(not_again, "did not come back")
-
-
-def _process(status: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    found = (each for each in (status or {}).get("processes", ()) if each["name"] == name)
-    return next(found, {"ready": False, "pid": None})
 
 
 def _pause_for_clients() -> None:
@@ -160,18 +149,6 @@ def _pause_for_clients() -> None:
     from libs.xds_bootstrap import REFRESH_SECONDS
 
     time.sleep(REFRESH_SECONDS + 1)
-
-
-def _wait(left: Callable[[], list[str]], complaint: str) -> None:
-    """Until nobody is left.
-
-    :raises SystemExit: not in time.
-    """
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while names := left():
-        if time.monotonic() > deadline:
-            raise failed(f"{', '.join(names)} {complaint}")
-        time.sleep(0.1)
 
 
 COMMANDS = {"show": show, "rotate": rotate}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
+from services.cli.app import Argument, Change, DryRun, Json, Option, Reason, UsageError, printable, warn
 from services.cli.commands.show import Maybe, One, changes, form, name_of, parsed, print_differences
 from services.cli.kinds import label, one, some, targets
 from services.cli.output import dry, failed, paint, print_json, would
@@ -26,17 +26,9 @@ TakeOver = Annotated[bool, Option(help="Take resources over from other owners.")
 _OUTCOMES = ("created", "changed", "unchanged", "pruned")
 
 
-def apply(
-    file: Files,
-    owner: Owner = "",
-    prune: Prune = False,
-    take_over: TakeOver = False,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+def apply(file: Files, owner: Owner = "", prune: Prune = False, take_over: TakeOver = False, *, how: Change) -> None:
     """Make resources what files say, all or none. Says what was created, changed, unchanged and pruned."""
-    _report(_apply_files(file, owner, prune, take_over, reason, dry_run), dry_run=dry_run, as_json=as_json)
+    _report(_apply_files(file, owner, prune, take_over, how), how)
 
 
 def diff(
@@ -57,7 +49,7 @@ def diff(
     kind, name = some(target)
     try:
         if file:
-            answer = _apply_files(file, owner, prune, take_over, "", True)
+            answer = _apply_files(file, owner, prune, take_over, Change(dry_run=True))
             found = [each.change for each in answer.results if each.outcome != pb.OUTCOME_UNCHANGED]
         else:
             answer = calls.ask("registry", "Diff", from_revision=since, to_revision=to, kind=kind, name=name)
@@ -65,11 +57,11 @@ def diff(
     except Exception as error:
         error.exit_code = 2  # type: ignore[attr-defined]
         raise
-    print_json({"changes": changes(found)}) if as_json else print_changes(found, dry_run=bool(file))
+    print_json({"changes": changes(found)}) if as_json else _print_changes(found, dry_run=bool(file))
     raise SystemExit(1 if found else 0)
 
 
-def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def edit(target: One, how: Change) -> None:
     """Change a resource in $VISUAL or $EDITOR. Nobody's change in between is lost."""
     import shlex
     import subprocess
@@ -96,7 +88,7 @@ def edit(target: One, reason: Reason = "", dry_run: DryRun = False, as_json: Jso
             if [name_of(each) for each in wanted] != [(kind.name, name)]:
                 raise UsageError(f"this is not {label(kind.name, name)} alone any more; `weir apply` takes others")
             wanted[0].metadata.revision = present.metadata.revision
-            _report(_apply(wanted, reason=reason, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+            _report(_apply(wanted, how), how)
     except BaseException:
         warn(f"your text is kept in {path}: correct it, then `weir apply -f {path}`")
         raise
@@ -109,9 +101,8 @@ def set_(
     ],
     labels: Annotated[Sequence[str], Option("--label", help="NAME=VALUE, or NAME= to take it away; repeatable.")] = (),
     create: Annotated[bool, Option(help="Make it if it is not there.")] = False,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Change fields of a resource: `weir set tenants acme weight=2 plan=paid`.
 
@@ -131,15 +122,14 @@ def set_(
         assign(made, kind, text, labels=True)
     wanted = read_form(made, label(kind.name, name))
     wanted.metadata.revision = -1 if present is None else present.metadata.revision
-    _report(_apply([wanted], reason=reason, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
+    _report(_apply([wanted], how), how)
 
 
 def delete(
     target: Annotated[Sequence[str], Argument("KIND NAME…, or KIND/NAME….", metavar="KIND NAME", complete="kind")] = (),
     file: Files = (),
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Remove resources, all or none. Refused while something that stays refers to one of them."""
     if bool(target) == bool(file):
@@ -148,8 +138,7 @@ def delete(
     if not named:
         raise UsageError("name what shall go: KIND NAME…; a kind alone is not enough")
     resources = [{"kind": kind, "name": name} for kind, name in named]
-    answer = calls.ask("registry", "Delete", resources=resources, change={"reason": reason, "dry_run": dry_run})
-    _report(answer, dry_run=dry_run, as_json=as_json, gone="deleted")
+    _report(calls.ask("registry", "Delete", resources=resources, change=how.options), how, gone="deleted")
 
 
 def rollback(
@@ -171,20 +160,19 @@ def rollback(
         kept = {"changes": changes(answer.changes), "kept": list(answer.kept)}
         print_json({"revision": answer.revision, "dry_run": dry_run, **kept})
         return
-    print_changes(answer.changes, dry_run=dry_run)
+    _print_changes(answer.changes, dry_run=dry_run)
     for each in answer.kept:
         print(f"{printable(each)} stays: it was made since, and what does not go back needs it")
     print(f"revision {answer.revision}")
     dry(dry_run)
 
 
-def print_changes(found: Sequence[Any], *, dry_run: bool = False) -> None:
+def _print_changes(found: Sequence[Any], *, dry_run: bool) -> None:
     """Differences, by resource."""
     for each in found:
         before, after = parsed(each)
         outcome = "created" if before is None else "deleted" if after is None else "changed"
-        print(f"{printable(each.resource)} {would(dry_run)}{paint(outcome, outcome)}")
-        print_differences(_fields(each))
+        _print_change(each.resource, outcome, each, dry_run)
     if not found:
         print("no differences")
 
@@ -223,12 +211,12 @@ def _raise(faults: Sequence[str]) -> None:
         raise UsageError("\n".join(several) if len(faults) > 1 else faults[0])
 
 
-def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") -> None:
+def _report(answer: Any, how: Change, *, gone: str = "pruned") -> None:
     """What became of resources, each with the fields that changed, and a summary."""
     told = [(label(each.resource.kind, each.resource.name), _outcome(each, gone), each) for each in answer.results]
     counts = Counter(outcome for _, outcome, _ in told)
     summary = {each: counts[each] for each in (_OUTCOMES if gone == "pruned" else (gone,))}
-    if as_json:
+    if how.as_json:
         results = [
             {
                 "kind": each.resource.kind,
@@ -238,14 +226,18 @@ def _report(answer: Any, *, dry_run: bool, as_json: bool, gone: str = "pruned") 
             }
             for _, outcome, each in told
         ]
-        print_json({"results": results, "summary": summary, "revision": answer.revision, "dry_run": dry_run})
+        print_json({"results": results, "summary": summary, "revision": answer.revision, "dry_run": how.dry_run})
         return
     for name, outcome, each in told:
-        print(f"{printable(name)} {would(dry_run)}{paint(outcome, outcome)}")
-        print_differences(_fields(each.change))
+        _print_change(name, outcome, each.change, how.dry_run)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in summary.items())
-    print(f"{'would be: ' * dry_run}{counted} (revision {answer.revision})")
-    dry(dry_run)
+    print(f"{'would be: ' * how.dry_run}{counted} (revision {answer.revision})")
+    dry(how.dry_run)
+
+
+def _print_change(name: str, outcome: str, change: Any, dry_run: bool) -> None:
+    print(f"{printable(name)} {would(dry_run)}{paint(outcome, outcome)}")
+    print_differences(_fields(change))
 
 
 def _outcome(result: Any, gone: str) -> str:
@@ -264,22 +256,19 @@ def _fields(change: Any) -> Iterable[tuple[str, Any, Any]]:
     return [each for each in found if each[0] != "metadata.revision"]
 
 
-def _apply_files(file: Sequence[str], owner: str, prune: bool, take_over: bool, reason: str, dry_run: bool) -> Any:
+def _apply_files(file: Sequence[str], owner: str, prune: bool, take_over: bool, how: Change) -> Any:
     resources, places = _resources(file)
     owners = {each.metadata.owner for each in resources}
     if prune and not owner and (len(owners) != 1 or not (owner := owners.pop())):
         raise UsageError("--prune needs --owner NAME: it deletes what NAME owns and the files do not have")
     if not resources:
         raise UsageError(f"no resources in {', '.join(file)}; to delete all, use `weir delete`")
-    return _apply(resources, places, reason=reason, dry_run=dry_run, owner=owner, prune=prune, take_over=take_over)
+    return _apply(resources, how, places, owner=owner, prune=prune, take_over=take_over)
 
 
-def _apply(
-    resources: Sequence[Any], places: Mapping[str, Place] | None = None, *, reason: str, dry_run: bool, **more: Any
-) -> Any:
+def _apply(resources: Sequence[Any], how: Change, places: Mapping[str, Place] | None = None, **more: Any) -> Any:
     try:
-        change = {"reason": reason, "dry_run": dry_run}
-        return calls.ask("registry", "Apply", resources=resources, change=change, **more)
+        return calls.ask("registry", "Apply", resources=resources, change=how.options, **more)
     except Exception as error:
         error.places = places  # type: ignore[attr-defined]
         raise
@@ -307,12 +296,8 @@ def _resources(paths: Sequence[str]) -> tuple[list[Any], dict[str, Place]]:
 
 def _get(kind: str, name: str, *, create: bool = False) -> Any:
     """The resource as it is; None when it is not there and shall be made."""
-    try:
-        return calls.ask("registry", "Get", kind=kind, name=name).resource
-    except Exception as error:
-        if calls.reason_of(error) != "NOT_FOUND":
-            raise
-        if create:
-            return None
+    found = calls.find(kind, name)
+    if found is None and not create:
         plural = label(kind, "")[:-1]
-        raise failed(f"no {plural}/{name}: `weir get {plural}` lists them, `weir set … --create` makes one") from error
+        raise failed(f"no {plural}/{name}: `weir get {plural}` lists them, `weir set … --create` makes one")
+    return found

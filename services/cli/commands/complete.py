@@ -35,7 +35,7 @@ def complete(
         "key": key or mesh.key_of(tenant),
         "body": body,
         "timeout": timeout,
-        "show": _hide if as_json else write,
+        "show": (lambda _: None) if as_json else write,  # JSON is printed whole, at the end
     }
     if grpc:
         from services.cli.native import chat as native
@@ -54,7 +54,3 @@ def complete(
     tokens = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens" if usage else "no usage"
     ttft = "no text" if answer["ttft_s"] is None else f"first token after {answer['ttft_s'] * 1000:.0f} ms"
     warn(f"({answer['model']}{label}, {answer['finish_reason']}, {tokens}, {ttft})")
-
-
-def _hide(text: str) -> None:
-    """JSON is printed whole, at the end."""

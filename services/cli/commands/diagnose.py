@@ -30,10 +30,10 @@ def diagnose(
     from libs.diagnosis import follow
     from services.cli.observe import scraping, words
 
-    taken = _kept(source) if source else _taken(seconds, save)
     try:
-        found = follow(scraping.scrapes(taken), None if source else prices())
-    except ValueError as error:
+        taken = scraping.kept(source) if source else _taken(seconds, save)
+        found = follow([each.scrape() for each in taken], None if source else prices())
+    except (OSError, ValueError) as error:
         raise failed(f"{source}: {error}" if source else str(error)) from error
     if as_json:
         print_json(words.as_json(found))
@@ -58,15 +58,6 @@ def _taken(seconds: float, folder: Path | None) -> list[Taken]:
     except OSError as error:
         raise failed(f"the scrapes cannot be kept: {error}") from error
     return taken
-
-
-def _kept(folder: Path) -> list[Taken]:
-    from services.cli.observe import scraping
-
-    try:
-        return scraping.kept(folder)
-    except (OSError, ValueError) as error:
-        raise failed(str(error)) from error
 
 
 def prices() -> PriceBook | None:

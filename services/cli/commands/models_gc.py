@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from services.cli import calls
 from services.cli.app import DryRun, Option, Output, Reason
 from services.cli.commands.models_registry import Store, open_blobs
-from services.cli.output import failed, print_json, print_table
+from services.cli.output import failed, print_found
 from services.cli.quantities import parse_seconds
 
 
@@ -26,7 +26,10 @@ def gc(
     from libs.artifacts import BlobError
     from libs.artifacts.gc import collect
 
-    ages = (parse_seconds(version_grace, "--version-grace"), parse_seconds(blob_grace, "--blob-grace"))
+    graces = {
+        "version_grace": parse_seconds(version_grace, "--version-grace"),
+        "blob_grace": parse_seconds(blob_grace, "--blob-grace"),
+    }
     store = open_blobs(blobs)
 
     async def work() -> Any:
@@ -38,16 +41,7 @@ def gc(
             return _delete(registry, name, reason)
 
         try:
-            return await collect(
-                store,
-                read=read,
-                delete=delete,
-                clock=time.time,
-                keep=keep,
-                version_grace=ages[0],
-                blob_grace=ages[1],
-                dry_run=dry_run,
-            )
+            return await collect(store, read=read, delete=delete, clock=time.time, keep=keep, dry_run=dry_run, **graces)
         finally:
             await store.close()
 
@@ -56,36 +50,22 @@ def gc(
             done = asyncio.run(work())
     except BlobError as error:
         raise failed(str(error)) from error
+    told = {
+        "dry_run": dry_run,
+        "versions": list(done.versions),
+        "refused": dict(done.refused),
+        "kept": {each.model_version: list(each.reasons) for each in done.plan.kept},
+        "blobs": [{"sha256": each.digest, "bytes": each.size} for each in done.blobs],
+        "restored": list(done.restored),
+        "remains_of_uploads": done.remains,
+    }
+    goes = dict.fromkeys(done.versions, "would go" if dry_run else "gone")
+    doomed = [(each.model_version, done.refused.get(each.model_version, each.reason)) for each in done.plan.doomed]
+    rows = [(name, goes.get(name, "stays"), why) for name, why in doomed]
+    rows += [(each.model_version, "stays", ", ".join(dict.fromkeys(each.reasons))) for each in done.plan.kept]
+    print_found(output, told, ("VERSION", "OUTCOME", "WHY"), rows, empty="no model versions")
     if output == "json":
-        print_json(
-            {
-                "dry_run": dry_run,
-                "versions": list(done.versions),
-                "refused": dict(done.refused),
-                "kept": {each.model_version: list(each.reasons) for each in done.plan.kept},
-                "blobs": [{"sha256": each.digest, "bytes": each.size} for each in done.blobs],
-                "restored": list(done.restored),
-                "remains_of_uploads": done.remains,
-            }
-        )
         return
-    gone = set(done.versions)
-    print_table(
-        ("VERSION", "OUTCOME", "WHY"),
-        [
-            *(
-                (
-                    each.model_version,
-                    ("would go" if dry_run else "gone") if each.model_version in gone else "stays",
-                    done.refused.get(each.model_version, each.reason),
-                )
-                for each in done.plan.doomed
-            ),
-            *((each.model_version, "stays", ", ".join(dict.fromkeys(each.reasons))) for each in done.plan.kept),
-        ],
-        empty="no model versions",
-        wide=output == "wide",
-    )
     freed = sum(each.size for each in done.blobs)
     print(f"{len(done.blobs)} files {'would be' if dry_run else 'were'} removed, {freed / 1e6:.1f} MB")
     if done.restored:

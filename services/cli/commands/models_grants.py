@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason, UsageError, printable, warn
+from services.cli.app import Argument, Change, Json, Option, UsageError, printable, warn
 from services.cli.output import dry, failed, print_json
 
 Subject = Annotated[str, Argument("Who: tenant:ID, plan:ID or all.")]
@@ -30,13 +30,7 @@ _READ = {
 
 
 def grant(
-    subject: Subject,
-    namespace: Namespaces = (),
-    model: Models = (),
-    pinned: Pinned = (),
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    subject: Subject, namespace: Namespaces = (), model: Models = (), pinned: Pinned = (), *, how: Change
 ) -> None:
     """Let tenants use models, beside what they may use already. What nothing grants does not exist for them.
 
@@ -51,7 +45,7 @@ def grant(
             there = getattr(present, field)
             there.extend(name for name in dict.fromkeys(names) if name not in there)
 
-    _change(subject, add, reason=reason, dry_run=dry_run, as_json=as_json)
+    _change(subject, add, how)
     if subject == "all":
         warn("all is every tenant, also those that come later, with whatever is released in its namespaces later")
 
@@ -62,9 +56,8 @@ def revoke(
     model: Models = (),
     pinned: Pinned = (),
     everything: Annotated[bool, Option(help="All that is granted to this subject.")] = False,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Take back what was granted to a subject. Other grants may still give it: see `weir models explain`."""
     given = {} if everything else _given(namespace, model, pinned)
@@ -81,7 +74,7 @@ def revoke(
                     )
                 there.remove(name)
 
-    _change(subject, take, reason=reason, dry_run=dry_run, as_json=as_json)
+    _change(subject, take, how)
 
 
 def explain(
@@ -166,40 +159,33 @@ def _given(namespaces: Sequence[str], models: Sequence[str], pinned: Sequence[st
     return given
 
 
-def _change(subject: str, change: Callable[[Any], None], *, reason: str, dry_run: bool, as_json: bool) -> None:
+def _change(subject: str, change: Callable[[Any], None], how: Change) -> None:
     """Reads a grant, changes it and writes it with the revision that was read; one that gives nothing goes."""
     from weir.registry.v1 import registry_pb2 as pb
 
-    from libs.resources.codec import pack, unpack
-
-    options = {"reason": reason, "dry_run": dry_run}
-    also: dict[str, dict[str, list[str]]] = {}
     with calls.service() as registry:
         there = {each.metadata.name: each for each in calls.listing(registry, ["ModelGrant"])[0]}
         absent = pb.Resource(metadata=pb.Metadata(name=subject, revision=-1), model_grant=pb.ModelGrant())
+        # It holds the revision that was read: nobody's change in between is lost.
         present = there.get(subject, absent)
-        wanted: Any = unpack(present)
-        change(wanted)
-        left = _given_by(wanted)
+        change(present.model_grant)
+        left = _given_by(present.model_grant)
         if any(left.values()):
-            wanted.subject = subject
-            made = pack(wanted)
-            made.metadata.CopyFrom(present.metadata)
-            registry("Apply", resources=[made], change=options)
+            registry("Apply", resources=[present], change=how.options)
         elif subject in there:
             which = pb.ResourceName(kind="ModelGrant", name=subject, revision=present.metadata.revision)
-            registry("Delete", resources=[which], change=options)
+            registry("Delete", resources=[which], change=how.options)
         else:
             raise failed(f"nothing is granted to {subject}; `weir get model-grants` lists grants")
         also = _others(registry, subject, there)
-    if as_json:
-        print_json({"subject": subject, **left, "also": also, "dry_run": dry_run})
+    if how.as_json:
+        print_json({"subject": subject, **left, "also": also, "dry_run": how.dry_run})
         return
-    would = "would be" if dry_run else "is"
+    would = "would be" if how.dry_run else "is"
     if not any(left.values()):
         print(f"nothing {would} granted to {subject} any more")
     for field, names in left.items():
         if names:
             print(f"{subject} {would} granted {_READ[field]} {', '.join(names)}")
     _print_grants(also, "  beside that, ")
-    dry(dry_run)
+    dry(how.dry_run)

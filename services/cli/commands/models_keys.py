@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from libs.resources.forms import plain
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason
+from services.cli.app import Argument, Change, Json, Option
 from services.cli.output import failed, print_json
 from services.cli.quantities import parse_seconds
 
@@ -43,9 +43,8 @@ def trust(
     note: Annotated[str, Option(help="Whose it is, for people.")] = "",
     expires: Annotated[str, Option(help="From now on, such as 90d; else never.")] = "",
     threshold: Annotated[int | None, Option(least=1, help="So many different keys must have signed.")] = None,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Trust a further key. A namespace's first one makes signatures compulsory there."""
     from weir.registry.v1 import registry_pb2
@@ -69,78 +68,59 @@ def trust(
         if threshold is not None:
             policy.threshold = threshold
 
-    _change(namespace, change, reason=reason, dry_run=dry_run, as_json=as_json)
+    _change(namespace, change, how)
 
 
 def expire(
     key: KeyId,
     namespace: Namespace = "default",
     after: Annotated[str, Option("--in", help="Such as 30d, for a rotation; else now.")] = "0",
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Let a key's signatures count no longer, at once or from some time on. It stays in the list, so that a refusal can
     name it."""
     seconds = parse_seconds(after, "--in")
 
     def change(policy: Any) -> None:
-        _one(policy, key).expires_at.FromNanoseconds(int((time.time() + seconds) * 1e9))
+        _one(policy, key, namespace).expires_at.FromNanoseconds(int((time.time() + seconds) * 1e9))
 
-    _change(namespace, change, reason=reason, dry_run=dry_run, as_json=as_json, at=time.time() + seconds + 1)
+    _change(namespace, change, how, at=time.time() + seconds + 1)
 
 
-def distrust(
-    key: KeyId,
-    namespace: Namespace = "default",
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+def distrust(key: KeyId, namespace: Namespace = "default", *, how: Change) -> None:
     """Forget a key. A namespace's last one cannot be forgotten: let it expire."""
 
     def change(policy: Any) -> None:
-        policy.keys.remove(_one(policy, key))
+        policy.keys.remove(_one(policy, key, namespace))
 
-    _change(namespace, change, reason=reason, dry_run=dry_run, as_json=as_json)
+    _change(namespace, change, how)
 
 
-def _change(
-    namespace: str,
-    change: Callable[[Any], None],
-    *,
-    reason: str,
-    dry_run: bool,
-    as_json: bool,
-    at: float | None = None,
-) -> None:
+def _change(namespace: str, change: Callable[[Any], None], how: Change, *, at: float | None = None) -> None:
     """Reads, changes and writes a trust policy with the revision that was read, and says what no longer holds then."""
     from weir.registry.v1 import registry_pb2 as pb
 
-    from libs.resources.codec import pack, unpack
+    from libs.resources.codec import unpack
 
     with calls.service() as registry:
         there = {each.metadata.name: each for each in calls.listing(registry, ["TrustPolicy"])[0]}
         absent = pb.Resource(metadata=pb.Metadata(name=namespace, revision=-1), trust=pb.TrustPolicy())
         present = there.get(namespace, absent)
-        policy: Any = unpack(present)
-        change(policy)
-        wanted = pack(policy)
-        wanted.metadata.CopyFrom(present.metadata)
-        registry("Apply", resources=[wanted], change={"reason": reason, "dry_run": dry_run})
+        change(present.trust)
+        registry("Apply", resources=[present], change=how.options)
         versions = calls.read(registry, ["models"]).model_versions
+    policy: Any = unpack(present)
     broken = _broken(policy, versions, time.time() if at is None else at)
-    if as_json:
-        print_json({"trust_policy": plain(policy, unset=True), "refused_versions": broken, "dry_run": dry_run})
+    if how.as_json:
+        print_json({"trust_policy": plain(policy, unset=True), "refused_versions": broken, "dry_run": how.dry_run})
         return
-    would = "would trust" if dry_run else "trusts"
+    would, will = ("would trust", "would") if how.dry_run else ("trusts", "will")
     print(f"{namespace} {would} {len(policy.keys)} keys, of which {policy.threshold or 1} must sign")
     for name, why in broken.items():
-        print(f"  workers {'would' if dry_run else 'will'} refuse {name}: {why}")
+        print(f"  workers {will} refuse {name}: {why}")
     if broken and (at is None or at < time.time() + _AT_ONCE):
-        print(
-            f"  and those that serve {'it' if len(broken) == 1 else 'them'} now {'would' if dry_run else 'will'} stop"
-        )
+        print(f"  and those that serve {'it' if len(broken) == 1 else 'them'} now {will} stop")
 
 
 def _broken(policy: Any, versions: Mapping[str, Any], at: float) -> dict[str, str]:
@@ -157,12 +137,10 @@ def _broken(policy: Any, versions: Mapping[str, Any], at: float) -> dict[str, st
     return broken
 
 
-def _one(policy: Any, key_id: str) -> Any:
+def _one(policy: Any, key_id: str, namespace: str) -> Any:
     found = [key for key in policy.keys if key.key_id.startswith(key_id)]
     if len(found) != 1:
-        raise failed(
-            f"{policy.namespace} trusts {'several keys' if found else 'no key'} whose id begins with {key_id!r}"
-        )
+        raise failed(f"{namespace} trusts {'several keys' if found else 'no key'} whose id begins with {key_id!r}")
     return found[0]
 
 

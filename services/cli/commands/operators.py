@@ -15,9 +15,9 @@ from libs.authority.operators import OIDC, OPERATOR, PER_TENANT, Grant, binding_
 from libs.resources.kind import Kind, Role
 from libs.resources.kinds import KINDS
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, warn
+from services.cli.app import Argument, Change, Json, Option, Output, UsageError, warn
 from services.cli.config import locate
-from services.cli.output import failed, print_fields, print_json, print_table, short, timestamp
+from services.cli.output import failed, print_fields, print_found, print_json, short, timestamp, zulu
 
 Name = Annotated[str, Argument("Who: jane; or of a person with a token, oidc:ISSUER/NAME.")]
 _KIND = "RoleBinding"
@@ -32,9 +32,8 @@ def add(
     csr: Annotated[
         Path | None, Option(help="A certificate request (PEM, P-256) whose key stays with the person; - reads it.")
     ] = None,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Let a person operate the mesh, or change what for: roles, and a certificate.
 
@@ -42,25 +41,28 @@ def add(
     made anew. With --csr it is printed, and the key never leaves the person's machine. A person with a token of an
     operators' issuer (services/edge_auth) needs none.
     """
+    from libs.pki import issue
+
     principal = _principal(name)
     if csr is not None and principal.startswith(OIDC):
         raise UsageError("a person with a token has no certificate; leave --csr out")
     if role:
         spec = {"roles": role, "namespaces": namespace, "tenants": tenant}
         resource = {"metadata": {"name": principal}, "role": spec}
-        calls.ask("registry", "Apply", resources=[resource], change={"reason": reason, "dry_run": dry_run})
-    elif namespace or tenant or not _bound(principal):
+        calls.ask("registry", "Apply", resources=[resource], change=how.options)
+    elif namespace or tenant or calls.find(_KIND, principal) is None:
         raise UsageError(f"say what for: --role {_ROLES.replace(' ', '|')}")
     made: dict[str, str] = {}
-    if not dry_run and csr is not None:
+    if not how.dry_run and csr is not None:
         made = {"certificate": _signed(name, csr)}
-    elif not dry_run and not principal.startswith(OIDC):
-        made = _issued(name)
-    if as_json:
+    elif not how.dry_run and not principal.startswith(OIDC):
+        files = issue(_authority(), Operator(name))
+        made = {"certificate": files.cert, "key": files.key}
+    if how.as_json:
         print_json({"principal": principal, "roles": list(role), **made})
         return
     print(*(value.rstrip("\n") for value in made.values()), sep="\n", end="\n" if made else "")
-    warn(f"{principal} {'would be' if dry_run else 'is'} {', '.join(role) or 'as before'}")
+    warn(f"{principal} {'would be' if how.dry_run else 'is'} {', '.join(role) or 'as before'}")
 
 
 def list_(output: Output = "table") -> None:
@@ -68,38 +70,30 @@ def list_(output: Output = "table") -> None:
     with calls.service() as registry:
         bound, _ = calls.listing(registry, [_KIND])
         found = [_row(each, registry("History", kind=_KIND, name=each.metadata.name, limit=1)) for each in bound]
-    if output == "json":
-        print_json({"operators": found})
-        return
     columns = ("WHO", "ROLES", "NAMESPACES", "TENANTS", "CERTIFICATE UNTIL", "CHANGED", "BY")
     rows = [
         (
-            each["principal"],
-            ", ".join(each["roles"]),
-            ", ".join(each["namespaces"]) or "all",
-            ", ".join(each["tenants"]) or "all",
-            short(each["certificate_until"], wide=output == "wide"),
-            short(each["changed"], wide=output == "wide"),
+            *(each["principal"], each["roles"], each["namespaces"] or "all", each["tenants"] or "all"),
+            *(short(each[name], wide=output == "wide") for name in ("certificate_until", "changed")),
             each["changed_by"],
         )
         for each in found
     ]
     least = columns[4:1:-1]
-    print_table(columns, rows, empty="nobody has a role", wide=output == "wide", extra=columns[5:], least=least)
+    print_found(output, {"operators": found}, columns, rows, empty="nobody has a role", extra=columns[5:], least=least)
 
 
-def revoke(name: Name, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def revoke(name: Name, how: Change) -> None:
     """Let a person operate nothing any more: its next call is refused, its watches end. The last owner stays one."""
     principal = _principal(name)
-    named = {"kind": _KIND, "name": principal}
-    calls.ask("registry", "Delete", resources=[named], change={"reason": reason, "dry_run": dry_run})
-    if not dry_run and not principal.startswith(OIDC):
+    calls.ask("registry", "Delete", resources=[{"kind": _KIND, "name": principal}], change=how.options)
+    if not how.dry_run and not principal.startswith(OIDC):
         for path in locate().certificate_of(name)[1:]:
             Path(path).unlink(missing_ok=True)
-    if as_json:
-        print_json({"principal": principal, "revoked": not dry_run})
+    if how.as_json:
+        print_json({"principal": principal, "revoked": not how.dry_run})
     else:
-        print(f"{principal} {'would be' if dry_run else 'is'} nobody here any more")
+        print(f"{principal} {'would be' if how.dry_run else 'is'} nobody here any more")
 
 
 def whoami(as_json: Json = False) -> None:
@@ -156,23 +150,6 @@ def _principal(name: str) -> str:
         raise UsageError(f"{error}: small letters, digits and dashes") from error
 
 
-def _bound(principal: str) -> bool:
-    try:
-        calls.ask("registry", "Get", kind=_KIND, name=principal)
-    except Exception as error:
-        if calls.reason_of(error) != "NOT_FOUND":
-            raise
-        return False
-    return True
-
-
-def _issued(name: str) -> dict[str, str]:
-    from libs.pki import issue
-
-    files = issue(_authority(), Operator(name))
-    return {"certificate": files.cert, "key": files.key}
-
-
 def _signed(name: str, csr: Path) -> str:
     from libs.pki import sign_request
 
@@ -210,10 +187,9 @@ def _until(certificate: Path) -> str:
     from cryptography import x509
 
     try:
-        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+        return zulu(x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc)
     except (OSError, ValueError):
         return ""
-    return ends.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 COMMANDS = {"add": add, "list": list_, "revoke": revoke}

@@ -13,16 +13,14 @@ from urllib.parse import urlsplit
 
 from libs.rows import RowsError
 from libs.rows import parts_of as csv_parts
-from services.cli import config
+from services.cli import config, files
 from services.cli.app import Argument, Option, UsageError, warn
 from services.cli.output import print_json
-
-_STDIN = "-"
 
 
 def predict(
     model: Annotated[str, Argument("An alias or a version.")],
-    file: Annotated[str, Argument("What to ask about; standard input by default.", complete="file")] = _STDIN,
+    file: Annotated[str, Argument("What to ask about; standard input by default.", complete="file")] = "-",
     as_csv: Annotated[bool, Option("--csv", "Rows, with or without a head, in and out.")] = False,
     skip_head: Annotated[bool, Option("--skip-head", "The first line names a matrix's columns, in order.")] = False,
     as_json: Annotated[bool, Option("--json", "Inputs by name, as nested lists; outputs likewise.")] = False,
@@ -41,6 +39,7 @@ def predict(
     """
     if as_csv == as_json:
         raise UsageError("say what the file holds: --csv or --json, one of them")
+    text, _ = files.read_text(Path(file))
     mesh = config.locate()
     given: dict[str, Any] = {
         "mesh": mesh,
@@ -50,10 +49,10 @@ def predict(
         "timeout": timeout,
     }
     if as_json:
-        (told,) = asyncio.run(_ask(_inputs(_read(file)), rows, **given))
+        (told,) = asyncio.run(_ask(_inputs(text), rows, **given))
         print_json({"outputs": told.lists(), **_about(told)})
         return
-    lines = list(csv.reader(_read(file).splitlines()))
+    lines = list(csv.reader(text.splitlines()))
     predictions = asyncio.run(_ask(lines, rows, skip_head=skip_head, **given))
     _write_rows([each.lists() for each in predictions])
     if predictions:
@@ -95,13 +94,6 @@ async def _ask(
         declared = await client.inputs(model, timeout=how["timeout"])
         parts = parts_of(given, declared, rows, skip_head=skip_head)
         return [await client.predict(model, part, **how) for part in parts]
-
-
-def _read(path: str) -> str:
-    try:
-        return sys.stdin.read() if path == _STDIN else Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def _inputs(text: str) -> dict[str, Any]:

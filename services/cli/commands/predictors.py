@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from libs.diagnosis import Process, parse
 from libs.resources.forms import plain
-from services.cli import calls, scrape
+from services.cli import calls
 from services.cli.app import Output
-from services.cli.output import print_json, print_table
+from services.cli.observe import scraping
+from services.cli.output import print_found, print_table
 
 _COLUMNS = (
     *("PREDICTOR", "ZONE", "VERSION", "STATE", "OK", "FAILED", "CACHED", "ROWS", "EXECUTIONS", "ROWS/EXEC"),
@@ -34,32 +36,26 @@ _COUNTED = {
 def predictors(output: Output = "table") -> None:
     """List the live predictors: the versions that each has, and what became of their requests."""
     found = [plain(each, unset=True) for each in calls.snapshot("endpoints").endpoints_of("predictor")]
-    pages = {each["instance"]: scrape.fetch({"": [each["metrics_address"]]}).get("", []) for each in found}
-    rows = [row for each in found for row in versions_of(each, pages[each["instance"]])]
-    if output == "json":
-        print_json({"predictors": rows})
-        return
-    print_table(
-        *(_COLUMNS, map(cells, rows)),
-        empty="no predictors are registered",
-        wide=output == "wide",
-        extra=_WIDE,
-        least=_LEAST,
-    )
-    if why := [(row["predictor"], row["version"], row["detail"]) for row in rows if row["detail"]]:
+    places = {
+        Process(each["instance"], "predictor", each["zone"]): f"{each['metrics_address']}/metrics" for each in found
+    }
+    pages = scraping.take(places).texts.values()
+    rows = [row for each, page in zip(found, pages, strict=True) for row in versions_of(each, page)]
+    shown, empty = map(cells, rows), "no predictors are registered"
+    print_found(output, {"predictors": rows}, _COLUMNS, shown, empty=empty, extra=_WIDE, least=_LEAST)
+    why = [(row["predictor"], row["version"], row["detail"]) for row in rows if row["detail"]]
+    if why and output != "json":
         print()
         print_table(("PREDICTOR", "VERSION", "WHY"), why, empty="", wide=output == "wide")
 
 
-def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[str, Any]]:
+def versions_of(endpoint: Mapping[str, Any], page: str | None) -> list[dict[str, Any]]:
     """A predictor's versions with its counts since it started, None where its page cannot be read. Pure."""
     counted: dict[str, dict[str, float]] = {}
-    read = False
-    for page in pages:
-        read = True
-        for name, labels, value in scrape.samples(page):
-            if field := _COUNTED.get(name.removeprefix(_PREFIX)):
-                counted.setdefault(labels.get("model", ""), {})[field] = value
+    for name, samples in parse(page or "").items():
+        if field := _COUNTED.get(name.removeprefix(_PREFIX)):
+            for each in samples:
+                counted.setdefault(each.labels.get("model", ""), {})[field] = each.value
     states = {each["model_version"]: each for each in endpoint.get("model_states", ())}
     names = sorted({*endpoint["model_versions"], *states})
     who = {"predictor": endpoint["instance"], "zone": endpoint["zone"]}
@@ -72,7 +68,7 @@ def versions_of(endpoint: Mapping[str, Any], pages: Iterable[str]) -> list[dict[
             "state": states[name]["state"].removeprefix("LOAD_STATE_").lower() if name in states else "ready",
             "detail": states.get(name, {}).get("detail", ""),
             "memory_bytes": int(states.get(name, {}).get("memory_bytes", 0)),
-            "counts": dict.fromkeys(_COUNTED.values(), 0.0) | counted.get(name, {}) if read else None,
+            "counts": None if page is None else dict.fromkeys(_COUNTED.values(), 0.0) | counted.get(name, {}),
         }
         for name in names
     ]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from libs.deadlines import to_duration
 from libs.resources.codec import unpack
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Output, Reason, UsageError, say
+from services.cli.app import Argument, Change, Json, Option, Output, UsageError, say
 from services.cli.commands import rollout_views as views
-from services.cli.commands.rollout_plan import GATE_HELP, STEPS, full_name, plan
+from services.cli.commands.rollout_plan import Said, full_name, plan
 from services.cli.output import dry, failed, print_fields, print_json, would
 from services.cli.quantities import parse_seconds
 
@@ -29,29 +29,10 @@ _AGAIN_SECONDS = 0.5
 def start(
     alias: Alias,
     version: Annotated[str, Argument("The new version, such as 2 or weir-fast@2; not with --arm.")] = "",
-    steps: Annotated[str, Option(help=f"Shares of the canary in percent; full traffic follows. Else {STEPS}.")] = "",
-    step_duration: Annotated[str, Option(help="Each step at least so long, such as 60s or 10m; else 1m.")] = "",
-    step_samples: Annotated[int, Option(least=0, help="Requests of the canary per step at least; else 100.")] = 0,
-    shadow: Annotated[str, Option(help="Mirror so many percent of the requests first.")] = "",
-    arm: Annotated[
-        Sequence[str], Option(help="For an experiment: NAME=VERSION:PERCENT, such as b=weir-fast@2:20; repeatable.")
-    ] = (),
-    gate: Annotated[Sequence[str], Option(help=f"{GATE_HELP} Repeatable; else the defaults.")] = (),
-    only_tenant: Annotated[Sequence[str], Option(help="Only these; repeatable.")] = (),
-    max_cost: Annotated[str, Option(help="Most dollars that its arms may cost in all.")] = "",
-    set_: Annotated[
-        Sequence[str],
-        Option("--set", metavar="FIELD=VALUE", help="Any other field of `weir explain rollouts`; repeatable."),
-    ] = (),
+    *,
+    said: Said,
     file: Annotated[str, Option("-f --file", complete="file", help="A rollout; options go over it.")] = "",
-    override: Annotated[str, Option(help="Why it starts although rollouts are frozen or a budget is used up.")] = "",
-    schema_changed: Annotated[
-        bool,
-        Option("--schema-changed", help="Start although a version takes or gives something else than the alias's."),
-    ] = False,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    how: Change,
 ) -> None:
     """Begin a rollout: a canary of VERSION in steps, or an experiment with --arm."""
     from weir.registry.v1 import registry_pb2 as pb
@@ -62,35 +43,21 @@ def start(
 
     with calls.service() as registry:
         base = _file(file, alias) if file else {"kind": "Rollout", "metadata": {"name": alias}}
-        wanted = plan(
-            base,
-            version=full_name(version, _baseline(registry, alias)) if version else "",
-            arms=arm,
-            steps=steps,
-            step_duration=step_duration,
-            step_samples=step_samples,
-            shadow=shadow,
-            gates=gate,
-            only_tenants=only_tenant,
-            max_cost=max_cost,
-            override=override,
-            schema_changed=schema_changed,
-            fields=set_,
-        )
-        if reason:
-            wanted["spec"]["reason"] = reason
-        change = {"reason": reason or wanted["spec"].get("reason", ""), "dry_run": dry_run}
+        wanted = plan(base, said, full_name(version, _baseline(registry, alias)) if version else "")
+        if how.reason:
+            wanted["spec"]["reason"] = how.reason
+        change = {**how.options, "reason": wanted["spec"].get("reason", "")}
         done = registry("Apply", resources=[read_form(wanted, f"rollouts/{alias}")], change=change).results[0]
         if done.outcome == pb.OUTCOME_UNCHANGED:
             # It was applied before: one that goes on cannot begin, one that has ended begins again.
             told = form(registry("SteerRollout", alias=alias, steering="STEERING_RESTART", change=change).rollout)
         else:
             told = parsed(done.change)[1]
-    if as_json:
+    if how.as_json:
         print_json(told)
         return
-    say(("would begin: " if dry_run else "begun: ") + views.show_plan(unpack(from_plain(told))))
-    print(f"follow it with `weir rollout watch {alias}`" if not dry_run else "nothing was changed: a dry run")
+    say(("would begin: " if how.dry_run else "begun: ") + views.show_plan(unpack(from_plain(told))))
+    print(f"follow it with `weir rollout watch {alias}`" if not how.dry_run else "nothing was changed: a dry run")
 
 
 def status(alias: Alias, output: Output = "table") -> None:
@@ -126,60 +93,54 @@ def watch(
         raise failed(f"{views.phase_name(last.rollout)}: {last.rollout.state.reason}")
 
 
-def promote(
-    alias: Alias,
-    arm: Annotated[str, Option(help="Which, of an experiment.")] = "",
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+def promote(alias: Alias, arm: Annotated[str, Option(help="Which, of an experiment.")] = "", *, how: Change) -> None:
     """Let the alias point to an arm's version from now on, whatever the gates say."""
-    _steer(alias, "PROMOTE", reason, dry_run, as_json, arm=arm)
+    _steer(alias, "PROMOTE", how, arm=arm)
 
 
-def advance(alias: Alias, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def advance(alias: Alias, how: Change) -> None:
     """Go to the next phase or step now, whatever the gates say."""
-    _steer(alias, "ADVANCE", reason, dry_run, as_json)
+    _steer(alias, "ADVANCE", how)
 
 
-def pause(alias: Alias, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def pause(alias: Alias, how: Change) -> None:
     """Stay at this step; gates still roll back."""
-    _steer(alias, "PAUSE", reason, dry_run, as_json)
+    _steer(alias, "PAUSE", how)
 
 
-def resume(alias: Alias, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def resume(alias: Alias, how: Change) -> None:
     """Go on after a pause or a hold."""
-    _steer(alias, "RESUME", reason, dry_run, as_json)
+    _steer(alias, "RESUME", how)
 
 
-def abort(alias: Alias, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def abort(alias: Alias, how: Change) -> None:
     """Take all traffic off a rollout's arms at once; the alias goes on with its baseline."""
-    _steer(alias, "ABORT", reason, dry_run, as_json)
+    _steer(alias, "ABORT", how)
 
 
-def kill(on: On = None, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def kill(on: On = None, *, how: Change) -> None:
     """The kill switch: while it is on, no arm of any rollout gets traffic, real or mirrored."""
-    _switch("kill", on, reason, dry_run, as_json)
+    _switch("kill", on, how)
 
 
-def freeze(on: On = None, reason: Reason = "", dry_run: DryRun = False, as_json: Json = False) -> None:
+def freeze(on: On = None, *, how: Change) -> None:
     """The freeze: while it is on, no rollout starts or goes on. Arms keep what they have; an override passes."""
-    _switch("freeze", on, reason, dry_run, as_json)
+    _switch("freeze", on, how)
 
 
-def _steer(alias: str, how: str, reason: str, dry_run: bool, as_json: bool, *, arm: str = "") -> None:
+def _steer(alias: str, steering: str, how: Change, *, arm: str = "") -> None:
     from services.cli.commands.show import form
 
-    asked = {"alias": alias, "steering": f"STEERING_{how}", "arm": arm}
-    stored = calls.ask("registry", "SteerRollout", change={"reason": reason, "dry_run": dry_run}, **asked).rollout
-    if as_json:
+    asked = {"alias": alias, "steering": f"STEERING_{steering}", "arm": arm}
+    stored = calls.ask("registry", "SteerRollout", change=how.options, **asked).rollout
+    if how.as_json:
         print_json(form(stored))
     else:
-        say(f"{alias}: {would(dry_run)}{views.place(unpack(stored))}")
-        dry(dry_run)
+        say(f"{alias}: {would(how.dry_run)}{views.place(unpack(stored))}")
+        dry(how.dry_run)
 
 
-def _switch(field: str, on: bool | None, reason: str, dry_run: bool, as_json: bool) -> None:
+def _switch(field: str, on: bool | None, how: Change) -> None:
     from weir.registry.v1 import registry_pb2 as pb
 
     with calls.service() as registry:
@@ -187,12 +148,12 @@ def _switch(field: str, on: bool | None, reason: str, dry_run: bool, as_json: bo
         present = found[0] if found else pb.Resource(metadata=pb.Metadata(name="rollouts", revision=-1))
         if on is not None:
             setattr(present.switch, field, on)
-            present.switch.reason = reason if present.switch.kill or present.switch.freeze else ""
+            present.switch.reason = how.reason if present.switch.kill or present.switch.freeze else ""
             # It holds the revision that was read: nobody's change in between is lost.
-            registry("Apply", resources=[present], change={"reason": reason, "dry_run": dry_run})
+            registry("Apply", resources=[present], change=how.options)
     now = {name: getattr(present.switch, name) for name in ("kill", "freeze", "reason")}
-    print_json(now) if as_json else print_fields((would(dry_run) + name, value) for name, value in now.items())
-    dry(dry_run)
+    print_json(now) if how.as_json else print_fields((would(how.dry_run) + name, value) for name, value in now.items())
+    dry(how.dry_run)
 
 
 def _baseline(registry: calls.Service, alias: str) -> str:

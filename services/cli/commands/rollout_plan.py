@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from libs.resources.kinds import BY_PLURAL
-from services.cli.app import UsageError
+from services.cli.app import Option, UsageError
 from services.cli.fields import assign
 from services.cli.quantities import parse_microusd, parse_seconds
 
@@ -26,54 +27,64 @@ STEPS = "1,5,25,50"
 """Percent, when nothing else is said; full traffic follows the last."""
 
 
-def plan(
-    form: dict[str, Any],
-    *,
-    version: str = "",
-    arms: Sequence[str] = (),
-    steps: str = "",
-    step_duration: str = "",
-    step_samples: int = 0,
-    shadow: str = "",
-    gates: Sequence[str] = (),
-    only_tenants: Sequence[str] = (),
-    max_cost: str = "",
-    override: str = "",
-    schema_changed: bool = False,
-    fields: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The form with what was given laid over it. What is empty was not given.
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """Options that say something of a rollout; what is empty was not given."""
+
+    steps: Annotated[str, Option(help=f"Shares of the canary in percent; full traffic follows. Else {STEPS}.")] = ""
+    step_duration: Annotated[str, Option(help="Each step at least so long, such as 60s or 10m; else 1m.")] = ""
+    step_samples: Annotated[int, Option(least=0, help="Requests of the canary per step at least; else 100.")] = 0
+    shadow: Annotated[str, Option(help="Mirror so many percent of the requests first.")] = ""
+    arm: Annotated[
+        Sequence[str], Option(help="For an experiment: NAME=VERSION:PERCENT, such as b=weir-fast@2:20; repeatable.")
+    ] = ()
+    gate: Annotated[Sequence[str], Option(help=f"{GATE_HELP} Repeatable; else the defaults.")] = ()
+    only_tenant: Annotated[Sequence[str], Option(help="Only these; repeatable.")] = ()
+    max_cost: Annotated[str, Option(help="Most dollars that its arms may cost in all.")] = ""
+    override: Annotated[str, Option(help="Why it starts although rollouts are frozen or a budget is used up.")] = ""
+    schema_changed: Annotated[
+        bool,
+        Option("--schema-changed", help="Start although a version takes or gives something else than the alias's."),
+    ] = False
+    set_: Annotated[
+        Sequence[str],
+        Option("--set", metavar="FIELD=VALUE", help="Any other field of `weir explain rollouts`; repeatable."),
+    ] = ()
+
+
+def plan(form: dict[str, Any], said: Said, version: str = "") -> dict[str, Any]:
+    """The form with what was said laid over it.
 
     :param form: a Rollout's, such as out of a file; it is changed.
     :raises UsageError: naming the option.
     """
     spec: dict[str, Any] = form.setdefault("spec", {})
-    if version and arms:
+    if version and said.arm:
         raise UsageError("--arm: a VERSION is a canary; an experiment has --arm instead")
     if version:
         spec["arms"] = [{"name": "canary", "model_version": version}]
-    if arms:
-        spec["arms"] = [_arm(text) for text in arms]
+    if said.arm:
+        spec["arms"] = [_arm(text) for text in said.arm]
         spec.pop("steps", None)
     if not spec.get("arms"):
         raise UsageError("VERSION, --arm or --file is needed")
-    if arms and (steps or step_duration or step_samples):
+    if said.arm and (said.steps or said.step_duration or said.step_samples):
         raise UsageError("--steps: an experiment has arms and no steps")
-    if not arms:
-        _lay_steps(spec, steps, step_duration, step_samples)
-    if shadow:
-        spec.setdefault("shadow", {})["share"] = parse_share(shadow, "--shadow")
-    if gates:
-        spec["gates"] = [parse_gate(text) for text in gates]
-    if only_tenants:
-        spec.setdefault("blast_radius", {})["only_tenants"] = list(only_tenants)
-    if max_cost:
-        spec.setdefault("blast_radius", {})["max_cost_microusd"] = parse_microusd(max_cost, "--max-cost")
-    if override:
-        spec["override_reason"] = override
-    if schema_changed:
+    if not said.arm:
+        _lay_steps(spec, said.steps, said.step_duration, said.step_samples)
+    if said.shadow:
+        spec.setdefault("shadow", {})["share"] = parse_share(said.shadow, "--shadow")
+    if said.gate:
+        spec["gates"] = [parse_gate(text) for text in said.gate]
+    if said.only_tenant:
+        spec.setdefault("blast_radius", {})["only_tenants"] = list(said.only_tenant)
+    if said.max_cost:
+        spec.setdefault("blast_radius", {})["max_cost_microusd"] = parse_microusd(said.max_cost, "--max-cost")
+    if said.override:
+        spec["override_reason"] = said.override
+    if said.schema_changed:
         spec["schema_changed"] = True
-    for text in fields:
+    for text in said.set_:
         assign(form, BY_PLURAL["rollouts"], text)
     return form
 

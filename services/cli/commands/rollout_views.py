@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from libs.clock.stamps import unix
 from libs.deadlines import to_seconds
 from libs.resources.forms import plain
 from libs.resources.quantities import show_seconds
@@ -169,7 +170,7 @@ def explanation(status: Any, now: float) -> list[str]:
     if over:
         lines.append(f"It is {phase_name(rollout)} since {timestamp(state.ended_at)[:19]} UTC.")
     else:
-        lasted = max(0.0, round(now - state.entered_at.seconds - state.entered_at.nanos / 1e9, 1))
+        lasted = max(0.0, round(now - unix(state.entered_at), 1))
         lines.append(f"Phase {place(rollout)}, for {show_seconds(lasted)}.")
     if state.reason:
         lines.append(f"Last decision, by {state.decided_by}: {state.reason}.")

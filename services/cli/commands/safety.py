@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
+from services.cli import calls
 from services.cli.app import Argument, Option, Output
-from services.cli.output import failed, print_fields, print_json, print_table
+from services.cli.output import failed, print_fields, print_found, print_json, print_table
 
 _KINDS = ("safety", "safety-floor", "tenants", "models", "aliases")
 _HITS = ("RULE", "POLICY", "BECAUSE OF", "ACTION", "CATEGORY", "FROM", "TO", "TEXT")
@@ -17,61 +17,35 @@ _LEAST = ("TO", "FROM", "CATEGORY", "TEXT", "BECAUSE OF")
 
 def list_(output: Output = "table") -> None:
     """List all policies and who asks for each: the floor, tenants, model versions."""
-    from services.cli import calls
-
     snapshot = calls.snapshot(*_KINDS)
     rows = [
         {"policy": pin, "rules": len(policy.rules), **_asked_by(snapshot, pin)}
         for pin, policy in sorted(snapshot.safety_policies.items())
     ]
-    if output == "json":
-        print_json(rows)
-        return
-    print_table(
-        ("POLICY", "RULES", "FLOOR", "TENANTS", "MODELS"),
-        [
-            (one["policy"], one["rules"], "yes" if one["floor"] else "", _named(one["tenants"]), _named(one["models"]))
-            for one in rows
-        ],
-        empty="no safety policies: the safety service's own one is the floor",
-        wide=output == "wide",
-        least=("RULES", "FLOOR"),
-    )
+    columns = ("POLICY", "RULES", "FLOOR", "TENANTS", "MODELS")
+    made = [(one["policy"], one["rules"], one["floor"] or None, one["tenants"], one["models"]) for one in rows]
+    empty = "no safety policies: the safety service's own one is the floor"
+    print_found(output, rows, columns, made, empty=empty, least=("RULES", "FLOOR"))
 
 
-def show(
-    name: Annotated[str, Argument("ID@VERSION.")],
-    output: Output = "table",
-) -> None:
+def show(name: Annotated[str, Argument("ID@VERSION.")], output: Output = "table") -> None:
     """Show a policy's rules, and who asks for it."""
-    from services.cli import calls
-
     snapshot = calls.snapshot(*_KINDS)
     policy = snapshot.safety_policies.get(name)
     if policy is None:
         raise failed(f"no safety policy is called {name!r}; `weir safety list` lists them")
     asked = _asked_by(snapshot, name)
-    rules = [
-        {field: getattr(one, field.lower() if field != "RULE" else "id") for field in _RULES} for one in policy.rules
-    ]
+    rules = [(one.id, *(getattr(one, field.lower()) for field in _RULES[1:])) for one in policy.rules]
     if output == "json":
-        print_json(
-            {"policy": name, **asked, "rules": [{key.lower(): value for key, value in one.items()} for one in rules]}
-        )
+        names = [field.lower() for field in _RULES]
+        print_json({"policy": name, **asked, "rules": [dict(zip(names, one, strict=True)) for one in rules]})
         return
-    print_fields(
-        [
-            ("floor", "yes" if asked["floor"] else "no"),
-            ("tenants", _named(asked["tenants"])),
-            ("models", _named(asked["models"])),
-        ]
-    )
+    print_fields(asked.items())
     print()
-    *columns, pattern = _RULES
-    made = [tuple(one.values())[:-1] for one in rules]
-    print_table(columns, made, empty="no rules", wide=output == "wide", least=("REPLACEMENT", "STAGE"))
+    made = [one[:-1] for one in rules]
+    print_table(_RULES[:-1], made, empty="no rules", wide=output == "wide", least=("REPLACEMENT", "STAGE"))
     print()
-    print_fields((one["RULE"], one[pattern]) for one in rules)
+    print_fields((one[0], one[-1]) for one in rules)
 
 
 def try_(
@@ -86,7 +60,6 @@ def try_(
     It is decided here, by the registry's policies; the text goes nowhere."""
     from libs.safety_policies import floor_of, pinned, rules_of
     from libs.safety_policies.trial import tried
-    from services.cli import calls
 
     snapshot = calls.snapshot(*_KINDS)
     if tenant not in snapshot.tenants:
@@ -116,14 +89,9 @@ def try_(
             }
         )
         return
-    fields: list[tuple[str, object]] = [
-        ("action", trial.action or "pass"),
-        ("goes on as", trial.text),
-        ("policies", ", ".join(f"{pin} ({origins})" for pin, origins in because.items())),
-    ]
-    if trial.view != given:
-        fields.append(("reads as", trial.view))
-    print_fields(fields)
+    asking = [f"{pin} ({origins})" for pin, origins in because.items()]
+    reads = [("reads as", trial.view)] if trial.view != given else []
+    print_fields([("action", trial.action or "pass"), ("goes on as", trial.text), ("policies", asking), *reads])
     print()
     made = [(*hit, given[hit[-2] : hit[-1]]) for hit in hits]
     print_table(_HITS, made, empty="no rule matches", wide=output == "wide", least=_LEAST)
@@ -141,18 +109,11 @@ def _version(snapshot: Any, model: str) -> Any:
 def _asked_by(snapshot: Any, pin: str) -> dict[str, Any]:
     from libs.safety_policies import floor_of
 
-    def having(collection: Any) -> Iterator[str]:
-        return (name for name, each in sorted(collection.items()) if pin in each.safety_policies)
+    def having(collection: Any) -> list[str]:
+        return [name for name, each in sorted(collection.items()) if pin in each.safety_policies]
 
-    return {
-        "floor": pin in floor_of(snapshot),
-        "tenants": list(having(snapshot.tenants)),
-        "models": list(having(snapshot.model_versions)),
-    }
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(names)
+    tenants, models = having(snapshot.tenants), having(snapshot.model_versions)
+    return {"floor": pin in floor_of(snapshot), "tenants": tenants, "models": models}
 
 
 COMMANDS = {"list": list_, "show": show, "try": try_}

@@ -18,7 +18,7 @@ from libs.resources.reading import choices
 from libs.tables import WIDTH
 from services.cli.app import Argument, Json, Option, Output, UsageError
 from services.cli.kinds import kind_called
-from services.cli.output import print_json, print_table
+from services.cli.output import print_found, print_json
 
 _SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "google.protobuf.Duration": ("duration", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d)$"}),
@@ -50,12 +50,9 @@ def api_resources(output: Output = "table") -> None:
         }
         for kind in KINDS
     ]
-    if output == "json":
-        print_json({"kinds": rows})
-        return
     columns = ("NAME", "SHORT", "KIND", "APPLIED", "CHANGED BY", "WHAT")
     cells = [[*list(row.values())[:-1], str(row["description"]).partition(". ")[0]] for row in rows]
-    print_table(columns, cells, empty="", wide=output == "wide", extra=("SHORT",))
+    print_found(output, {"kinds": rows}, columns, cells, empty="", extra=("SHORT",))
 
 
 def explain(

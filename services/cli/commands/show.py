@@ -12,7 +12,7 @@ from services.cli import calls
 from services.cli.app import Argument, Option, Output, printable, say, warn
 from services.cli.cells import headings, row
 from services.cli.kinds import kinds_called, label, one, some, targets
-from services.cli.output import cell, paint, print_json, print_table, short, timestamp, write
+from services.cli.output import cell, paint, print_found, print_json, print_table, short, timestamp, write
 
 Key = tuple[str, str]
 """Kind and name."""
@@ -81,16 +81,13 @@ def history(
     """Who changed what, when and why; newest first."""
     kind, name = some(target)
     entries = calls.ask("registry", "History", kind=kind, name=name, limit=limit, before_revision=before).entries
-    if output == "json":
-        print_json({"entries": list(map(_entry, entries))})
-        return
-    wide = output == "wide"
+    wide, told = output == "wide", {"entries": list(map(_entry, entries))}
     rows = [
         (e.revision, short(timestamp(e.at), wide=wide), e.actor, e.action, [c.resource for c in e.changes], e.reason)
         for e in entries
     ]
     columns = ("REVISION", "TIME (UTC)", "WHO", "WHAT", "RESOURCES", "WHY")
-    print_table(columns, rows, empty="no changes", wide=wide, least=("WHAT", "WHY", "WHO"))
+    print_found(output, told, columns, rows, empty="no changes", least=("WHAT", "WHY", "WHO"))
 
 
 def watch(
@@ -120,7 +117,10 @@ def watch(
 def print_resources(kinds: Sequence[Any], found: Sequence[Any], *, wide: bool = False) -> None:
     """A table for each kind."""
     several = len(kinds) > 1
-    tables = [(kind, [row(kind, each, qualified=several) for each in found if is_of(each, kind)]) for kind in kinds]
+    tables = [
+        (kind, [row(kind, each, qualified=several) for each in found if name_of(each)[0] == kind.name])
+        for kind in kinds
+    ]
     shown = [(kind, rows) for kind, rows in tables if rows] or tables[:1]
     for number, (kind, rows) in enumerate(shown):
         columns, extra = headings(kind)
@@ -160,11 +160,6 @@ def form(resource: Any, *, full: bool = True) -> dict[str, Any]:
     from libs.resources.forms import to_plain
 
     return to_plain(resource, full=full)
-
-
-def is_of(resource: Any, kind: Any) -> bool:
-    """The resource is of the kind."""
-    return bool(kind.part == (resource.WhichOneof("spec") or resource.WhichOneof("status")))
 
 
 def name_of(resource: Any) -> Key:

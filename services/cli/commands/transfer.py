@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from libs.private_file import private_file
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason
+from services.cli.app import Argument, Change, Json, Option
 from services.cli.commands.show import name_of
 from services.cli.output import dry, failed, print_fields, print_json, would
 
@@ -34,21 +34,11 @@ def export(
         found, revision = calls.listing(registry, _saved(), secrets=True, timeout=LONG)
     lines = [json.dumps(to_plain(each), ensure_ascii=False) + "\n" for each in found]
     head = {"format": FORMAT, "revision": revision, "resources": len(lines), "sha256": _digest(lines)}
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        # Exclusive: a file or link that somebody left under this name keeps its owner, its mode and its target.
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-                out.writelines([json.dumps(head) + "\n", *lines])
-                out.flush()
-                os.fsync(out.fileno())
-            partial.replace(file)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        with private_file(file) as out:
+            out.writelines(line.encode() for line in (json.dumps(head) + "\n", *lines))
     except OSError as error:
-        raise failed(f"{error.filename or file}: {error.strerror}; nothing was written") from error
+        raise failed(f"{file}: {error.strerror}; nothing was written") from error
     told = {"file": str(file), **head}
     print_json(told) if as_json else print_fields(told.items())
 
@@ -56,9 +46,8 @@ def export(
 def import_(
     file: Annotated[Path, Argument("An export.", complete="file")],
     replace: Annotated[bool, Option(help="Delete what the file has not.")] = False,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    how: Change,
 ) -> None:
     """Make the registry what an export says.
 
@@ -71,7 +60,7 @@ def import_(
     resources = _read(file)
     for resource in resources:
         resource.metadata.revision = 0
-    more: dict[str, Any] = {"change": {"reason": reason, "dry_run": dry_run}, "timeout": LONG}
+    more: dict[str, Any] = {"change": how.options, "timeout": LONG}
     wanted = set(map(name_of, resources))
     changed = deleted = 0
     with calls.service() as registry:
@@ -85,10 +74,12 @@ def import_(
             for gone in _batches(surplus):
                 registry("Delete", resources=gone, **more)
                 deleted += len(gone)
-    told = {"resources": len(resources), "changed": changed, "deleted": deleted, "dry_run": dry_run}
-    shown = {"resources": len(resources), would(dry_run) + "changed": changed, would(dry_run) + "deleted": deleted}
-    print_json(told) if as_json else print_fields(shown.items())
-    dry(dry_run and not as_json)
+    told = {"resources": len(resources), "changed": changed, "deleted": deleted}
+    if how.as_json:
+        print_json({**told, "dry_run": how.dry_run})
+        return
+    print_fields((would(how.dry_run and name != "resources") + name, count) for name, count in told.items())
+    dry(how.dry_run)
 
 
 def _read(file: Path) -> list[Any]:

@@ -11,7 +11,7 @@ from libs.resources.forms import plain
 from libs.resources.quantities import show_usd
 from services.cli import calls
 from services.cli.app import Json, Option, Output, UsageError, say
-from services.cli.output import failed, print_json, print_table
+from services.cli.output import failed, print_found, print_json
 
 _READ_SECONDS = 300.0
 """A comparison reads the whole log; so does the first question after a long time."""
@@ -39,14 +39,9 @@ def show(
         answer = audit(
             "Usage", timeout=_READ_SECONDS, by=names, tenant=tenant, first_day=first, last_day=last, models=model
         )
-    if output == "json":
-        rows = plain(answer, unset=True)["rows"]
-        values = [dict(zip(names, row.pop("values"), strict=True)) for row in rows]
-        print_json({"rows": [{**value, **row} for value, row in zip(values, rows, strict=True)]})
-        return
-    columns = (*(name.upper() for name in names), *_COLUMNS)
-    rows = map(_cells, answer.rows)
-    print_table(columns, rows, empty="nothing was used", wide=output == "wide", extra=_WIDE, least=_LEAST)
+    told = [dict(zip(names, row.pop("values"), strict=True)) | row for row in plain(answer, unset=True)["rows"]]
+    columns, rows = (*(name.upper() for name in names), *_COLUMNS), map(_cells, answer.rows)
+    print_found(output, {"rows": told}, columns, rows, empty="nothing was used", extra=_WIDE, least=_LEAST)
 
 
 def reconcile(
@@ -66,12 +61,8 @@ def reconcile(
     """
     ledger = list(_ledger())
     with calls.service("audit") as audit:
-        answer = audit(
-            "Reconcile",
-            timeout=_READ_SECONDS,
-            ledger=ledger,
-            delivered=list(_delivered(delivered)) if delivered else (),
-        )
+        given = list(_delivered(delivered)) if delivered else ()
+        answer = audit("Reconcile", timeout=_READ_SECONDS, ledger=ledger, delivered=given)
     if as_json:
         print_json(plain(answer, unset=True))
     else:

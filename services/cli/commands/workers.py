@@ -14,7 +14,7 @@ from libs.resources.forms import plain
 from services.cli import calls
 from services.cli.app import Output, warn
 from services.cli.config import NoMeshError
-from services.cli.output import print_json, print_table
+from services.cli.output import print_found, print_table
 
 _COLUMNS = (
     *("WORKER", "ZONE", "POOL", "ENGINE", "MODELS", "STATE", "RUN", "WAIT", "SWAP", "KV FREE", "KV USED"),
@@ -28,16 +28,10 @@ def workers(output: Output = "table") -> None:
     """List the live workers: what they serve and how loaded they are."""
     found = calls.snapshot("endpoints").endpoints_of("worker")
     rows = merged(*([plain(each, unset=True) for each in some] for some in (found, _states())))
+    shown, empty = map(cells, rows), "no workers are registered"
+    print_found(output, {"workers": rows}, _COLUMNS, shown, empty=empty, extra=_WIDE, least=_LEAST)
     if output == "json":
-        print_json({"workers": rows})
         return
-    print_table(
-        *(_COLUMNS, map(cells, rows)),
-        empty="no workers are registered",
-        wide=output == "wide",
-        extra=_WIDE,
-        least=_LEAST,
-    )
     for line in apart(rows):
         print(line)
     if coming := not_ready(rows):

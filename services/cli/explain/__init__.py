@@ -1,1 +1,1 @@
-"""`weir tenants explain`: `gather` asks the services, `tenant` decides what their answers mean, `show` prints it."""
+"""`weir tenants explain`: `tenant` decides what the services' answers mean, `show` prints it."""

@@ -45,21 +45,12 @@ def show(told: Mapping[str, Any], *, wide: bool = False) -> None:
         wide=wide,
         least=("MAX OUTPUT", "MAX CONTEXT", "CONCURRENCY"),
     )
-    print_table(
-        ("ROUTE", "TIER", "TTFT P95", "MEASURED", "REQUESTS"),
-        (
-            (
-                slo["route"],
-                slo["tier"],
-                _time(slo["ttft_p95"]),
-                _time(slo["measured_ttft_p95"]),
-                slo["measured_requests"],
-            )
-            for slo in told["objectives"]
-        ),
-        empty="no objectives are declared",
-        wide=wide,
-    )
+    objectives = [
+        (slo["route"], slo["tier"], _time(slo["ttft_p95"]), _time(slo["measured_ttft_p95"]), slo["measured_requests"])
+        for slo in told["objectives"]
+    ]
+    columns = ("ROUTE", "TIER", "TTFT P95", "MEASURED", "REQUESTS")
+    print_table(columns, objectives, empty="no objectives are declared", wide=wide)
     _show_recent(told["recent"])
 
 

@@ -17,18 +17,11 @@ from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.auditlog.security import Kind
+from libs.clock.stamps import unix
 from libs.deadlines import to_seconds
 from libs.quota import PriceBook
 from libs.quota.dates import Zone
-from libs.registry import (
-    RegistrySnapshot,
-    kv_share_of,
-    plan_name,
-    plan_of,
-    price_book,
-    slo_of,
-    weight_of,
-)
+from libs.registry import RegistrySnapshot, kv_share_of, plan_name, plan_of, price_book, slo_of, weight_of
 from libs.resources.quantities import show_seconds, show_usd
 
 MINUTE = 60.0
@@ -81,13 +74,14 @@ def explain(facts: Facts, tenant: str) -> dict[str, Any]:
     """Everything about a tenant that the registry knows, as JSON values, and `findings`: what to look at, in words."""
     known = facts.snapshot.tenants[tenant]
     requests = [record for record in facts.records or () if record.WhichOneof("event") == "request"]
+    limited = [limits for key, limits in sorted(facts.snapshot.limits.items()) if key[0] == tenant]
     told: dict[str, Any] = {
         "tenant": tenant,
         "display_name": known.display_name,
         "plan": _plan(facts.snapshot, tenant),
         "weight": weight_of(facts.snapshot, tenant),
         "keys": _keys(facts, tenant),
-        "limits": [_limits(facts, requests, limits) for limits in _limits_of(facts.snapshot, tenant)],
+        "limits": [_limits(facts, requests, limits) for limits in limited],
         "budget": _budget(facts, known),
         "objectives": _objectives(facts.snapshot, requests),
         "levels": _levels(facts.snapshot, known),
@@ -120,10 +114,6 @@ def _keys(facts: Facts, tenant: str) -> dict[str, int]:
     return counts
 
 
-def _limits_of(snapshot: RegistrySnapshot, tenant: str) -> list[pb.Limits]:
-    return [snapshot.limits[key] for key in sorted(snapshot.limits) if key[0] == tenant]
-
-
 def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limits) -> dict[str, Any]:
     """A limit and what the audit log shows to be used of it; None where it cannot show it."""
     fields = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_context", "max_output", "spend_microusd")
@@ -133,15 +123,15 @@ def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limit
     if facts.records is None:
         return told
     mine = [r for r in requests if limits.model in ("*", r.request.model, r.request.model_version)]
-    minute = [r.request for r in mine if _time(r) > facts.now - MINUTE]
+    minute = [r.request for r in mine if unix(r.time) > facts.now - MINUTE]
     told["used_requests"] = sum(event.outcome not in _REFUSED for event in minute)
     told["used_tokens"] = sum(event.prompt_tokens + event.completion_tokens for event in minute)
     if limits.spend_microusd:
-        spent = [r.request for r in mine if _time(r) > facts.now - window]
+        spent = [r.request for r in mine if unix(r.time) > facts.now - window]
         book = price_book(facts.snapshot)
         told["spent_microusd"] = sum(_cost(book, event) for event in spent)
         # The log is read from its end: a window that begins before the oldest record read is not seen whole.
-        told["spent_is_all"] = facts.whole or (bool(requests) and _time(requests[0]) <= facts.now - window)
+        told["spent_is_all"] = facts.whole or (bool(requests) and unix(requests[0].time) <= facts.now - window)
         told["unpriced"] = [name for name in sorted(facts.snapshot.model_versions) if book.find(name) is None]
     return told
 
@@ -218,11 +208,11 @@ def _recent(requests: Sequence[audit_pb2.Record]) -> dict[str, Any]:
         if record.request.reason:
             entry = refusals.setdefault(record.request.reason, {"count": 0, "last": 0.0})
             entry["count"] += 1
-            entry["last"] = _time(record)
+            entry["last"] = unix(record.time)
     ordered = sorted(refusals.items(), key=lambda item: -item[1]["count"])
     return {
         "requests": len(requests),
-        "since": _time(requests[0]) if requests else None,
+        "since": unix(requests[0].time) if requests else None,
         "outcomes": dict(Counter(record.request.outcome for record in requests).most_common()),
         "reasons": dict(ordered),
         "degraded": dict(Counter(flag for record in requests for flag in record.request.degraded).most_common()),
@@ -235,16 +225,15 @@ def _edge(records: Sequence[audit_pb2.Record]) -> dict[str, dict[str, float]]:
     for record in records:
         event = record.security
         if event.kind in _AT_THE_EDGE:
-            since = event.since.seconds + event.since.nanos / 1e9
+            since = unix(event.since)
             entry = refusals.setdefault(event.reason.upper(), {"count": 0, "since": since, "last": 0.0})
             entry["count"] += event.count
-            entry["since"], entry["last"] = min(entry["since"], since), max(entry["last"], _time(record))
+            entry["since"], entry["last"] = min(entry["since"], since), max(entry["last"], unix(record.time))
     return dict(sorted(refusals.items(), key=lambda item: -item[1]["count"]))
 
 
 def _access(told: Mapping[str, Any], tenant: pb.Tenant) -> list[str]:
-    found = []
-    keys = told["keys"]
+    found, keys = [], told["keys"]
     if not keys["live"] and not tenant.workloads and not tenant.jwt_issuer:
         found.append(
             f"nobody can act as it: no live key ({keys['revoked']} revoked, {keys['expired']} expired), no workload, "
@@ -288,13 +277,10 @@ def _advice(reason: str, told: Mapping[str, Any]) -> str:
 def _refusals(told: Mapping[str, Any]) -> list[str]:
     if told["recent"] is None:
         return ["the audit log cannot be asked: its requests are not known"]
-    found = []
-    total = told["recent"]["requests"]
-    for reason, entry in told["recent"]["reasons"].items():
-        found.append(f"{entry['count']} of its last {total} requests: {reason}{_advice(reason, told)}")
-    for flag, count in told["recent"]["degraded"].items():
-        found.append(f"{count} of its last {total} requests were served degraded: {flag}")
-    return found
+    reasons, degraded = told["recent"]["reasons"], told["recent"]["degraded"]
+    its = f"of its last {told['recent']['requests']} requests"
+    found = [f"{entry['count']} {its}: {reason}{_advice(reason, told)}" for reason, entry in reasons.items()]
+    return found + [f"{count} {its} were served degraded: {flag}" for flag, count in degraded.items()]
 
 
 def _near(told: Mapping[str, Any]) -> list[str]:
@@ -344,7 +330,3 @@ def _tier(snapshot: RegistrySnapshot, event: audit_pb2.RequestEvent) -> str:
 def _p95(values: Sequence[float]) -> float | None:
     """The nearest-rank 95th percentile."""
     return sorted(values)[-(-95 * len(values) // 100) - 1] if values else None
-
-
-def _time(record: audit_pb2.Record) -> float:
-    return record.time.seconds + record.time.nanos / 1e9

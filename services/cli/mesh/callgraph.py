@@ -40,25 +40,16 @@ and the control plane too."""
 
 def calls(service: str) -> frozenset[str]:
     """The services that a service opens connections to, its own name where its processes call one another."""
-    called = {
-        _served_by(name)
-        for name, methods in CALLS.items()
-        if name not in _EVERYBODYS and any(service in callers for callers in methods.values())
-    }
-    called |= {each for each, callers in _OPEN.items() if service in callers}
-    if service in ROWS and ROWS[service].direct:
-        called |= {"etcd"}
-    return frozenset(called)
+    called = _listed(service) | {each for each, callers in _OPEN.items() if service in callers}
+    return called | {"etcd"} if service in ROWS and ROWS[service].direct else called
 
 
 def workloads_call() -> frozenset[str]:
     """The services that tenants' own workloads open connections to."""
-    return frozenset(
-        _served_by(name)
-        for name, methods in CALLS.items()
-        if name not in _EVERYBODYS and any(ANY in callers for callers in methods.values())
-    )
+    return _listed(ANY)
 
 
-def _served_by(name: str) -> str:
-    return _SERVED_BY.get(name) or name.split(".")[1]
+def _listed(caller: str) -> frozenset[str]:
+    """What the table of calls lets it call."""
+    found = (name for name, methods in CALLS.items() if any(caller in callers for callers in methods.values()))
+    return frozenset(_SERVED_BY.get(name) or name.split(".")[1] for name in found if name not in _EVERYBODYS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 from services.cli.app import Argument, Json, Option, Output, warn
@@ -42,7 +44,7 @@ def up(
     where = _site()
     options = starting.Options(profile=profile, overrides=tuple(overrides))
     try:
-        starting.up(where, options, say=_say, write=write)
+        starting.up(where, options, say=partial(print, flush=True), write=write)
     except lifecycle.StartError as error:
         raise _failed(f"{error}; nothing is left running", error.details) from error
     except starting.NotAnsweringError as error:
@@ -75,10 +77,7 @@ def status(output: Output = "table") -> None:
             print(f"no mesh runs in {where.state}")
         raise SystemExit(1)
     addresses = site.read_json(where.state / "mesh.json").get("services", {})
-    rows: list[dict[str, Any]] = [
-        {**process, **{key: value for key, value in addresses.get(process["name"], {}).items() if key != "pid"}}
-        for process in current["processes"]
-    ]
+    rows: list[dict[str, Any]] = [{**addresses.get(each["name"], {}), **each} for each in current["processes"]]
     if output == "json":
         print_json({**current, "processes": rows})
     else:
@@ -107,19 +106,12 @@ def logs(
         known = ", ".join(sorted(each.stem for each in path.parent.glob("*.log"))) if path.parent.is_dir() else ""
         raise _failed(f"no log of {name or 'a mesh'} in {path.parent}" + (f"; there are: {known}" if known else ""))
     coloured = sys.stdout.isatty()
-
-    def show(line: str) -> None:
-        if raw:
-            write(f"{line}\n")
-        else:
-            print(logview.readable(line, coloured=coloured), flush=follow)
-
     try:
-        for line in last_lines(path, lines):
-            show(line)
-        if follow:
-            for line in followed(path):
-                show(line)
+        for line in chain(last_lines(path, lines), followed(path) if follow else ()):
+            if raw:
+                write(f"{line}\n")
+            else:
+                print(logview.readable(line, coloured=coloured), flush=follow)
     except (KeyboardInterrupt, BrokenPipeError):
         raise SystemExit from None
 
@@ -153,10 +145,6 @@ def _controlled(function: str, *arguments: str, **fields: str) -> Any:
         raise _failed(str(error)) from error
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def trace(
     trace_id: Annotated[str, Argument("32 hex digits; the latest traces are listed when left out.")] = "",
     lines: Annotated[int, Option("--lines -n", help="How many traces to list.")] = 20,
@@ -165,4 +153,4 @@ def trace(
     """Show a recorded trace as a tree of spans."""
     from services.cli.mesh import traces
 
-    raise SystemExit(traces.show(_site().state / "traces", trace_id, output=output, count=lines))
+    traces.show(_site().state / "traces", trace_id, output=output, count=lines)

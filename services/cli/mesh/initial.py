@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ def write_files(mesh: Mapping[str, Any], out: Path, state: Path) -> list[str]:
     wanted = {each["name"]: each for owner in owners.values() for each in owner["certificates"]}
     hosts = {name: each["hosts"] for name, each in wanted.items()}
     issued = issue_all(state / "pki", map(_identity, wanted.values()), hosts=hosts)
-    held = {name: _secret(state / "secrets" / name) for name in _named(owners.values())}
+    secrets = {name for owner in owners.values() for name in owner.get("secrets", {})}
+    (state / "secrets").mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = {name: make_secret(state / "secrets" / name) for name in secrets}
     for name, owner in owners.items():
         folder = out / name
         for path, text in owner.get("files", {}).items():
@@ -49,17 +51,9 @@ def plant(registry: str, tls: TlsFiles, *, operator: str, blobs: str, state: Pat
     """
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     known = state / "keys.json"
-    seeded = asyncio.run(
-        seeding.plant(
-            ROOT,
-            address=registry,
-            tls=tls,
-            operator=operator,
-            keys=read_json(known),
-            blobs=blobs,
-            signing_key=state / "model-signing.key",
-        )
-    )
+    key, keys = state / "model-signing.key", read_json(known)
+    planted = seeding.plant(ROOT, address=registry, tls=tls, operator=operator, keys=keys, blobs=blobs, signing_key=key)
+    seeded = asyncio.run(planted)
     write_secret(known, json.dumps(seeded.keys, indent=2) + "\n")
     asyncio.run(loading.wait_loaded(seeded.models, address=registry, tls=tls))
     return seeded
@@ -68,16 +62,6 @@ def plant(registry: str, tls: TlsFiles, *, operator: str, blobs: str, state: Pat
 def _identity(certificate: Mapping[str, Any]) -> Identity | Operator:
     uri = certificate["uri"]
     return Identity.parse(uri) or Operator.parse(uri) or Identity(certificate["name"])
-
-
-def _named(owners: Iterable[Mapping[str, Any]]) -> set[str]:
-    return {name for owner in owners for name in owner.get("secrets", {})}
-
-
-def _secret(path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    make_secret(path)
-    return path.read_text(encoding="utf-8")
 
 
 def _write_certificate(folder: Path, certificate: Mapping[str, Any], issued: CertificateFiles) -> None:

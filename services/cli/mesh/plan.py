@@ -153,20 +153,14 @@ def _supervised(unit: Unit, python: str) -> ProcessSpec:
     )
 
 
+@dataclass(slots=True)
 class _Planner:
-    def __init__(
-        self,
-        topology: Topology,
-        site: Site,
-        bootstrap: Bootstrap,
-        layers: tuple[Mapping[str, Mapping[str, Any]], ...],
-    ) -> None:
-        self._topology = topology
-        self._site = site
-        self._bootstrap = bootstrap
-        self._layers = layers
-        self.ports: dict[int, str] = {}
-        self.addresses: dict[str, dict[str, Any]] = {}
+    _topology: Topology
+    _site: Site
+    _bootstrap: Bootstrap
+    _layers: tuple[Mapping[str, Mapping[str, Any]], ...]
+    ports: dict[int, str] = field(default_factory=dict)
+    addresses: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def unit(self, name: str) -> Unit:
         process = self._topology.process[name]
@@ -204,6 +198,11 @@ class _Planner:
     def _at(self, name: str, port: int) -> str:
         """The address of a process."""
         return f"{self._site.host(name)}:{port}"
+
+    def _tell(self, name: str, process: Process, port: int, metrics: str) -> None:
+        """Where a process is, to others."""
+        own = {"service": process.service, "zone": process.zone}
+        self.addresses[name] = {**own, "address": self._at(name, port), "metrics": metrics}
 
     def _all(self, service: str) -> list[str]:
         """The addresses of a service's processes."""
@@ -275,12 +274,7 @@ class _Planner:
             "trace_endpoint": self._all("collector")[0] if process.trace else "",
             **own,
         }
-        self.addresses[name] = {
-            "service": process.service,
-            "zone": process.zone,
-            "address": self._at(name, port),
-            "metrics": self._at(name, metrics),
-        }
+        self._tell(name, process, port, self._at(name, metrics))
         module = f"services.{process.service.replace('-', '_')}"
         written = json.dumps(asked)
         return Unit(
@@ -289,7 +283,7 @@ class _Planner:
             argv=(python, "-m", module, "--config", str(site.config(name))),
             env={"PYTHONUNBUFFERED": "1", **process.env},
             settings=settings,
-            files={site.config(name): _json(settings)},
+            files={site.config(name): json.dumps(settings, indent=2) + "\n"},
             ports={"grpc": port, "metrics": metrics},
             identity=identity,
             tls=tls,
@@ -309,12 +303,7 @@ class _Planner:
         peer = self._claim(self._port("etcd_peer", name), f"{name} (peer)")
         metrics = self._claim(self._port("etcd_metrics", name), f"{name} (metrics)")
         members = self._etcds("etcd_peer")
-        self.addresses[name] = {
-            "service": process.service,
-            "zone": process.zone,
-            "address": self._at(name, client),
-            "metrics": self._at(name, metrics),
-        }
+        self._tell(name, process, client, self._at(name, metrics))
         return Unit(
             name=name,
             process=process,
@@ -336,13 +325,8 @@ class _Planner:
             "admin": self._claim(self._port("edge_admin"), f"{_SHARED} (admin API, TLS)"),
             "status": self._claim(self._port("envoy_status", name), f"{name} (status)"),
         }
-        self.addresses[name] = {
-            "service": process.service,
-            "zone": process.zone,
-            "address": self._at(name, ports["https"]),
-            "admin_address": self._at(name, ports["admin"]),
-            "metrics": f"{self._at(name, ports['status'])}/stats/prometheus",
-        }
+        self._tell(name, process, ports["https"], f"{self._at(name, ports['status'])}/stats/prometheus")
+        self.addresses[name]["admin_address"] = self._at(name, ports["admin"])
         if "edge_http" in self._topology.ports and site.plain_edge:
             ports["http"] = self._claim(self._port("edge_http"), f"{_SHARED} (HTTP)")
             self.addresses[name]["plain_address"] = self._at(name, ports["http"])
@@ -374,7 +358,3 @@ class _Planner:
             # Not the edge's own /healthz: every look would be an access log line and a trace.
             readiness=HttpProbe(port=ports["status"], path="/ready"),
         )
-
-
-def _json(content: object) -> str:
-    return json.dumps(content, indent=2) + "\n"

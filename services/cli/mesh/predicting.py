@@ -24,12 +24,10 @@ class First(NamedTuple):
     """What came of it."""
 
     prediction: Prediction
-    asked: list[float]
     expected: float
     """What it gave where it was trained."""
     seconds: float
     """Of the call that was answered."""
-    attempts: int
 
 
 async def first(root: Path, url: str, *, ca: str, key: str, settle: float) -> First:
@@ -39,10 +37,9 @@ async def first(root: Path, url: str, *, ca: str, key: str, settle: float) -> Fi
     :raises WeirError: refused.
     """
     asked, expected = golden(root)
-    ends, attempts = time.monotonic() + settle, 0
+    ends = time.monotonic() + settle
     async with Client(urlsplit(url).netloc, ca=ca, api_key=key) as client:
         while True:
-            attempts += 1
             begun = time.monotonic()
             try:
                 told = await client.predict(MODEL, {"features": [asked]}, timeout=_TIMEOUT)
@@ -51,7 +48,7 @@ async def first(root: Path, url: str, *, ca: str, key: str, settle: float) -> Fi
                     raise
                 await asyncio.sleep(_PAUSE)
             else:
-                return First(told, asked, expected, time.monotonic() - begun, attempts)
+                return First(told, expected, time.monotonic() - begun)
 
 
 def golden(root: Path) -> tuple[list[float], float]:

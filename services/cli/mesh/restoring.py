@@ -15,14 +15,17 @@ from services.cli.output import failed
 
 
 class Here:
-    """Its etcd and its audit log."""
+    """The etcd and the audit log of the mesh that WEIR_STATE_DIR names."""
 
     def __init__(self) -> None:
-        """:raises TopologyError: what names it makes no sense."""
-        where = site.locate()
-        last = site.read_json(where.state / "last_up.json")
-        options = Options(profile=last.get("profile", "demo"), overrides=tuple(last.get("overrides", ())))
-        units = [unit for unit in make_plan(where, options).units if unit.process.kind == "etcd"]
+        """:raises SystemExit: what names it makes no sense."""
+        try:
+            where = site.locate()
+            last = site.read_json(where.state / "last_up.json")
+            options = Options(profile=last.get("profile", "demo"), overrides=tuple(last.get("overrides", ())))
+            units = [unit for unit in make_plan(where, options).units if unit.process.kind == "etcd"]
+        except TopologyError as error:
+            raise failed(str(error)) from error
         self._members = [_flags(unit.argv) for unit in units]
         self._state, self._tool = where.state, Path(where.etcd).with_name("etcdutl")
         self.audit = where.data("audit")
@@ -59,14 +62,3 @@ class Here:
 
 def _flags(argv: tuple[str, ...]) -> dict[str, str]:
     return dict(each.lstrip("-").split("=", 1) for each in argv[1:] if "=" in each)
-
-
-def here() -> Here:
-    """The mesh that WEIR_STATE_DIR names.
-
-    :raises SystemExit: it cannot be.
-    """
-    try:
-        return Here()
-    except TopologyError as error:
-        raise failed(str(error)) from error

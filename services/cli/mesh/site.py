@@ -15,16 +15,12 @@ from pathlib import Path
 from libs.authority.identity import Operator, etcd_user
 from libs.authority.stores import ROOT_USER
 from libs.pki import LOOPBACK, issue, issue_all
+from libs.private_file import private_file
 from libs.shipped import ROOT
 from services.cli.config import state_dir
 from services.cli.mesh.plan import OTHERS, SECRETS, Laptop, Plan
 from services.cli.mesh.sites import PORT_BASE
-from services.cli.mesh.topology import (
-    Topology,
-    TopologyError,
-    parse,
-    parse_profile,
-)
+from services.cli.mesh.topology import Topology, TopologyError, parse, parse_profile
 
 VARIABLES = ("WEIR_STATE_DIR", "WEIR_PORT_BASE", "WEIR_OPERATOR", "WEIR_BLOBS")
 """Say where a mesh lives, and nothing to its processes, which some of these names would mean something else to."""
@@ -117,19 +113,17 @@ def write_files(plan: Plan) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-def make_secret(path: Path) -> None:
-    """A new random secret, unless there is one. Raises OSError."""
+def make_secret(path: Path) -> str:
+    """The secret that is there; a new random one, if need be. Raises OSError."""
     if not path.exists():
         write_secret(path, secrets.token_hex(SECRET_BYTES) + "\n")
+    return path.read_text(encoding="utf-8")
 
 
 def write_secret(path: Path, content: str) -> None:
     """Writes a file that only this user may read, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(content)
-    temporary.replace(path)
+    with private_file(path) as file:
+        file.write(content.encode())
 
 
 def read_json(path: Path) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from libs.authority.identity import Operator, etcd_user
 from libs.authority.stores import ROOT_USER
@@ -19,105 +19,35 @@ FOLDER = Path("/etc/weir")
 """Where a container has its settings, keys and secrets, read-only."""
 
 
-class Site(Protocol):
-    """What a plan asks about the place of a mesh. Paths and addresses are as the processes see them."""
-
-    @property
-    def port_base(self) -> int:
-        """What the topology's offsets are added to."""
-
-    @property
-    def operator(self) -> str:
-        """Its first owner, and whose certificate `weir` shows."""
-
-    @property
-    def blobs(self) -> str:
-        """Address of the blob store of model files, as libs.artifacts.open_store knows it."""
-
-    @property
-    def plain_edge(self) -> bool:
-        """Whether the edge also has a port without TLS."""
-
-    @property
-    def listen(self) -> str:
-        """The address that everybody listens on."""
-
-    @property
-    def advertise(self) -> str:
-        """What every process says of its own address: `ServiceSettings.advertise`."""
-
-    @property
-    def root(self) -> Path:
-        """What ${root} means: the folder of `deploy` and `models`, or where an image has models of its own."""
-
-    @property
-    def state(self) -> Path:
-        """What processes of one machine share."""
-
-    @property
-    def etcd(self) -> str:
-        """The etcd program."""
-
-    @property
-    def envoy(self) -> str:
-        """The Envoy program."""
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The members of etcd, where each has a name of its own; empty: the one process of the topology."""
-
-    def host(self, name: str) -> str:
-        """Under which host others reach a process."""
-
-    def names(self, service: str, name: str) -> tuple[str, ...]:
-        """Hosts and IPs that the certificate of a process carries because callers verify the address that they dial."""
-
-    def python(self, wanted: str) -> str:
-        """The interpreter of a service; `wanted` is a profile's own, relative to the checkout, or empty.
-
-        :raises ValueError: there is no such thing here.
-        """
-
-    def data(self, name: str) -> Path:
-        """A process's own folder."""
-
-    def config(self, name: str) -> Path:
-        """A service's settings, or Envoy's bootstrap."""
-
-    def secret(self, name: str) -> Path:
-        """A secret's file."""
-
-    def tls(self, name: str) -> TlsFiles:
-        """TLS files by common name, where whoever shows that certificate finds them."""
-
-    def admin_socket(self, name: str) -> str:
-        """Path of the socket of Envoy's admin interface."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laptop:
-    """A mesh on one machine, for one user, on loopback."""
+    """A mesh on one machine, for one user, on loopback. Paths and addresses are as its processes see them."""
 
     root: Path
-    """The checkout, or the folder of an installed wheel that stands for it."""
+    """What ${root} means, with `deploy` and `models`: the checkout, or the folder of an installed wheel."""
     state: Path
-    """The state directory, absolute."""
+    """The state directory, absolute: what processes of one machine share."""
     port_base: int
+    """What the topology's offsets are added to."""
     interpreter: str
     """The Python that runs the services."""
     etcd: str
     envoy: str
     operator: str = "operator"
+    """Its first owner, and whose certificate `weir` shows."""
     blob_store: str = ""
     """Address of a blob store of model files elsewhere; empty: a folder of the state directory."""
     plain_edge: bool = True
+    """Whether the edge also has a port without TLS."""
     listen: str = "127.0.0.1"
     advertise: str = ""
+    """What every process says of its own address: `ServiceSettings.advertise`."""
     members: tuple[str, ...] = ()
+    """The members of etcd, where each has a name of its own; empty: the one process of the topology."""
 
     @property
     def blobs(self) -> str:
-        """See `Site`."""
+        """Address of the blob store of model files, as libs.artifacts.open_store knows it."""
         return self.blob_store or (self.state / "blobs").as_uri()
 
     @property
@@ -139,11 +69,8 @@ class Laptop:
     @property
     def etcd_root(self) -> TlsFiles:
         """The certificate that gives the processes their rights in etcd. No process has it."""
-        return TlsFiles(
-            ca=str(self.pki / "ca.pem"),
-            cert=str(self.secrets / f"{ROOT_USER}.pem"),
-            key=str(self.secrets / f"{ROOT_USER}.key"),
-        )
+        own = self.secrets / ROOT_USER
+        return TlsFiles(ca=str(self.pki / "ca.pem"), cert=f"{own}.pem", key=f"{own}.key")
 
     @property
     def operator_tls(self) -> TlsFiles:
@@ -156,44 +83,43 @@ class Laptop:
         return self.state / "config" / "demo-client.xds.json"
 
     def host(self, name: str) -> str:
-        """See `Site`."""
+        """Under which host others reach a process."""
         return self.listen
 
     def names(self, service: str, name: str) -> tuple[str, ...]:
-        """See `Site`."""
+        """Hosts and IPs that the certificate of a process carries because callers verify the address that they dial."""
         return LOOPBACK if service in (EDGE, "controlplane") else ()
 
     def python(self, wanted: str) -> str:
-        """See `Site`."""
+        """The interpreter of a service; `wanted` is a profile's own, relative to the checkout, or empty."""
         return str(self.root / wanted) if wanted else self.interpreter
 
     def data(self, name: str) -> Path:
-        """See `Site`."""
+        """A process's own folder."""
         return self.state / "data" / name
 
     def config(self, name: str) -> Path:
-        """See `Site`."""
+        """A service's settings, or Envoy's bootstrap."""
         return self.state / "config" / f"{name}.json"
 
     def secret(self, name: str) -> Path:
-        """See `Site`."""
+        """A secret's file."""
         return self.secrets / name
 
     def tls(self, name: str) -> TlsFiles:
-        """See `Site`."""
-        return TlsFiles(
-            ca=str(self.pki / "ca.pem"), cert=str(self.pki / f"{name}.pem"), key=str(self.pki / f"{name}.key")
-        )
+        """TLS files by common name, where whoever shows that certificate finds them."""
+        own = self.pki / name
+        return TlsFiles(ca=str(self.pki / "ca.pem"), cert=f"{own}.pem", key=f"{own}.key")
 
     def admin_socket(self, name: str) -> str:
-        """See `Site`; relative to the process's folder: the state directory may have a longer path than sockets may."""
+        """Where the socket of Envoy's admin interface is; relative to its folder: sockets have short paths only."""
         return "admin.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """A mesh of containers: a process is reached under its name, has its own key and no other, and writes nowhere but
-    below /var/lib/weir (and /tmp)."""
+    below /var/lib/weir (and /tmp). What it is asked means what a `Laptop` is asked."""
 
     operator: str = "operator"
     blobs: str = "file:///var/lib/weir/blobs"
@@ -212,11 +138,10 @@ class Container:
     state: Path = Path("/var/lib/weir")
 
     def host(self, name: str) -> str:
-        """See `Site`; a member of etcd is reached under the name of their service."""
+        # A member of etcd is reached under the name of their service.
         return f"{name}.etcd" if name in self.members else name
 
     def names(self, service: str, name: str) -> tuple[str, ...]:
-        """See `Site`."""
         if service not in (EDGE, "controlplane", "etcd"):
             return ()
         hosts = ("envoy",) if service == EDGE else (name, *map(self.host, self.members if service == "etcd" else ()))
@@ -227,28 +152,28 @@ class Container:
         )
 
     def python(self, wanted: str) -> str:
-        """See `Site`."""
+        """:raises ValueError: one of its own is wanted."""
         if wanted:
             raise ValueError("process.python is for a mesh on one machine; in a container it is the image's")
         return "python"
 
     def data(self, name: str) -> Path:
-        """See `Site`."""
         return self.state / "data"
 
     def config(self, name: str) -> Path:
-        """See `Site`."""
         return FOLDER / "config.json"
 
     def secret(self, name: str) -> Path:
-        """See `Site`."""
         return FOLDER / "secrets" / name
 
     def tls(self, name: str) -> TlsFiles:
-        """See `Site`; the names of the files are those of Kubernetes's TLS secrets."""
+        # The names of the files are those of Kubernetes's TLS secrets.
         folder = FOLDER / (EDGE if name == EDGE else "tls")
         return TlsFiles(ca=str(folder / "ca.crt"), cert=str(folder / "tls.crt"), key=str(folder / "tls.key"))
 
     def admin_socket(self, name: str) -> str:
-        """See `Site`."""
         return str(self.state / "admin.sock")
+
+
+Site: TypeAlias = Laptop | Container
+"""The place of a mesh."""

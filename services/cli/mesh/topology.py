@@ -16,19 +16,14 @@ from libs.supervisor.spec import READY_TIMEOUT
 
 METRICS_OFFSET = 100
 """A service's metrics port is its port plus this."""
-
 EVERY = "*"
 """The table of a profile that applies to every service."""
-
 REPLICAS = "replicas"
 """The table of a profile that says how many processes of a service there are: `replicas.gateway = 4`."""
-
 OPTIONAL = frozenset({"predictor"})
 """Services that a mesh can be without: zero processes of them."""
-
 REPLICA_PORTS = range(60, METRICS_OFFSET)
 """Offsets for the ports of replicas that the topology file does not name."""
-
 OWN_PORTS = {"etcd": ("etcd", "etcd_peer", "etcd_metrics"), "envoy": ("envoy_status",)}
 """Named ports that each process of a kind has for itself, so that a copy NAME has others, called PORT@NAME. Envoys
 listen for the public on one and the same port: the kernel gives each of them a part of the connections, and one that is
@@ -177,9 +172,8 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
         names = [name for name, process in processes.items() if process.service == service]
         if not names:
             raise TopologyError(f"{REPLICAS}: {service} is no service")
-        for name in names[count:]:
-            del processes[name]
-            processes = {each: _without(process, name) for each, process in processes.items()}
+        gone = set(names[count:])
+        processes = {name: _without(process, gone) for name, process in processes.items() if name not in gone}
         if not count:
             continue
         unused = (name for number in count_from(2) if (name := f"{names[0]}-{number}") not in topology.process)
@@ -196,20 +190,14 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
     return msgspec.structs.replace(topology, process=processes, ports=ports)
 
 
-def _without(process: Process, name: str) -> Process:
-    return msgspec.structs.replace(
-        process,
-        after=tuple(each for each in process.after if each != name),
-        uses=tuple(each for each in process.uses if each != name),
-    )
+def _without(process: Process, gone: set[str]) -> Process:
+    after, uses = (tuple(each for each in names if each not in gone) for names in (process.after, process.uses))
+    return msgspec.structs.replace(process, after=after, uses=uses)
 
 
 def _with(process: Process, original: str, copies: list[str]) -> Process:
-    return msgspec.structs.replace(
-        process,
-        after=process.after + (tuple(copies) if original in process.after else ()),
-        uses=process.uses + (tuple(copies) if original in process.uses else ()),
-    )
+    after, uses = (names + tuple(copies) * (original in names) for names in (process.after, process.uses))
+    return msgspec.structs.replace(process, after=after, uses=uses)
 
 
 _VARIABLE = re.compile(r"\$\{([a-z_.]+)\}")

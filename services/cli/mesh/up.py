@@ -25,13 +25,7 @@ from services.cli import edge
 from services.cli.mesh import lifecycle, loading, predicting, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
 from services.cli.mesh.plan import CLIENT, SHARED, Laptop, Plan, Site, build
-from services.cli.mesh.topology import (
-    TopologyError,
-    parse_overrides,
-    replica_counts,
-    unknown_names,
-    with_replicas,
-)
+from services.cli.mesh.topology import TopologyError, parse_overrides, replica_counts, unknown_names, with_replicas
 
 Say = Callable[[str], None]
 
@@ -133,16 +127,11 @@ def _already_up(where: Laptop, options: Options, say: Say) -> None:
 
 
 def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
+    own = {each.name: each.argv[0] for each in plan.processes if each.argv[1:2] == ("-m",)}
     faults = [
         *preflight.check_packages(preflight.PACKAGES),
         *preflight.check_programs({"etcd": where.etcd, "envoy": where.envoy}),
-        *preflight.check_interpreters(
-            {
-                each.name: each.argv[0]
-                for each in plan.processes
-                if each.argv[1:2] == ("-m",) and each.argv[0] != where.interpreter
-            }
-        ),
+        *preflight.check_interpreters({name: path for name, path in own.items() if path != where.interpreter}),
         *missing_models(where),
         *preflight.check_ports(plan.ports, host=where.listen),
     ]
@@ -178,7 +167,6 @@ def _bring_up(
             say(f"  ready {name:14} {timeline.ready[name]:6.2f} s")
         if seeded is None and "registry" in timeline.ready:
             seeded = _seed(where, plan)
-            site.write_secret(where.secrets / "keys.json", json.dumps(seeded.keys, indent=2) + "\n")
         if status["state"] != "starting":
             break
     if status.get("state") != "up" or seeded is None:
@@ -217,7 +205,7 @@ def _bring_up(
         "environment": {name: value for name, value in variables.items() if "KEY" not in name},
     }
     (where.state / "last_up.json").write_text(json.dumps(result, indent=2) + "\n")
-    if predicted and (why := _lacks_models(where, plan, seeded)):
+    if predicted and (why := _lacking(where, plan, seeded.predicting)):
         say(f"not all demo models can be had: {why}")
     asked = predicting.MODEL if predicted else ""
     say(report.summary(where, variables, model=model, predicting=asked, profile=options.profile))
@@ -245,39 +233,35 @@ def _newly_ready(status: Mapping[str, Any], timeline: Timeline) -> Iterator[str]
 
 
 def _seed(where: Laptop, plan: Plan) -> seed.Seeded:
-    keys = site.read_json(where.secrets / "keys.json")
-    address = plan.addresses["registry"]["address"]
+    known = where.secrets / "keys.json"
+    planted = seed.plant(
+        where.root,
+        address=plan.addresses["registry"]["address"],
+        tls=where.operator_tls,
+        operator=where.operator,
+        keys=site.read_json(known),
+        blobs=where.blobs,
+        signing_key=where.signing_key,
+    )
     try:
-        return asyncio.run(
-            seed.plant(
-                where.root,
-                address=address,
-                tls=where.operator_tls,
-                operator=where.operator,
-                keys=keys,
-                blobs=where.blobs,
-                signing_key=where.signing_key,
-            )
-        )
+        seeded = asyncio.run(planted)
+        site.write_secret(known, json.dumps(seeded.keys, indent=2) + "\n")
+        return seeded
     except seed.SeedError as error:
         raise StartError(str(error), _log_tail(where, "registry")) from error
 
 
 def _wait_loaded(where: Laptop, plan: Plan, seeded: seed.Seeded) -> None:
-    address = plan.addresses["registry"]["address"]
-    wanted = [*seeded.models, *([predicting.MODEL] if _predicts(plan, seeded) else [])]
-    try:
-        asyncio.run(loading.wait_loaded(wanted, address=address, tls=where.operator_tls))
-    except (loading.LoadError, WeirError) as error:
+    if why := _lacking(where, plan, [*seeded.models, *([predicting.MODEL] if _predicts(plan, seeded) else [])]):
         worker = next((name for name, each in plan.addresses.items() if each["service"] == "worker"), "registry")
-        raise StartError(str(error), _log_tail(where, worker)) from error
+        raise StartError(why, _log_tail(where, worker))
 
 
-def _lacks_models(where: Laptop, plan: Plan, seeded: seed.Seeded) -> str:
-    """Why some demo model that predicts cannot be asked; "" when all can, a moment after the first."""
+def _lacking(where: Laptop, plan: Plan, aliases: list[str]) -> str:
+    """Why some of these models cannot be asked; "" once all can."""
     address = plan.addresses["registry"]["address"]
     try:
-        asyncio.run(loading.wait_loaded(seeded.predicting, address=address, tls=where.operator_tls))
+        asyncio.run(loading.wait_loaded(aliases, address=address, tls=where.operator_tls))
     except (loading.LoadError, WeirError) as error:
         return str(error)
     return ""
@@ -318,12 +302,11 @@ def _first_completion(
         attempts += 1
         try:
             answer = edge.chat(url, ca=ca, key=key, body=body, timeout=30.0, show=write)
-        except edge.Refused as error:
-            if http_status(error.reason) == 503 and time.monotonic() < deadline:
+        except WeirError as error:
+            soon = isinstance(error, edge.Refused) and http_status(error.reason) == 503
+            if soon and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
-            raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
-        except WeirError as error:
             raise StartError(f"the first completion failed: {error}", _log_tail(where, "gateway")) from error
         if not answer["text"] or answer["finish_reason"] not in ("stop", "length"):
             why = f"no text came (finish reason {answer['finish_reason'] or 'none'})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -94,13 +94,8 @@ def _kept(path: Path) -> Taken:
         file = json.loads(path.read_bytes())
         return Taken(float(file["at"]), dict(map(_page, file["processes"])))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no scrape: {error!r}") from error
+        raise ValueError(f"{path.name} is no scrape: {error!r}") from error
 
 
 def _page(told: Mapping[str, str | None]) -> tuple[Process, str | None]:
     return Process(str(told["name"]), str(told["service"]), str(told["zone"])), told["page"]
-
-
-def scrapes(taken: Iterable[Taken]) -> list[Scrape]:
-    """Their values."""
-    return [each.scrape() for each in taken]

@@ -22,7 +22,8 @@ from services.gateway.clients.credits import PoolCredits, ask_of
 
 
 class AdmissionClient:
-    """Implements `AdmissionPort`."""
+    """A worker and a grant. Fallback: a small number of requests without a grant, which workers take only while they
+    hear nothing from admission either."""
 
     def __init__(
         self, open_pool: Callable[[str], MuxClient], local: LocalGrants, *, clock: Clock, end_timeout: float
@@ -67,7 +68,13 @@ class AdmissionClient:
         may_be_local: bool = False,
         patience: float | None = None,
     ) -> admission_pb2.Granted:
-        """See `AdmissionPort`."""
+        """Wait for a worker. With `may_be_local` the answer may be the fallback's: its grant has no proof. While
+        admission is away it waits for `patience` seconds, None: as long as the deadline allows.
+
+        Nothing is held when it raises, cancellation included.
+
+        :raises WeirError: the rejection or eviction; DEPENDENCY_UNAVAILABLE while admission is away.
+        """
         mux = self.pool(request.pool)
         # Lost, and not merely never reached: right after a start the first stream is worth waiting for.
         if may_be_local and mux.generation and not mux.connected and (granted := self._local.grant(request)):
@@ -106,7 +113,10 @@ class AdmissionClient:
         cached_prompt_tokens: int = 0,
         cut_short: bool = False,
     ) -> None:
-        """See `AdmissionPort`."""
+        """Give the share back, and tell what came of it: tokens generated on this grant, whether it failed through the
+        worker's fault, seconds from the grant to the first token (None: there was none), prompt tokens it had cached,
+        and whether it was cut short. Never raises.
+        """
         if self._local.release(request_id):
             return
         mux = self.pool(pool)

@@ -71,7 +71,8 @@ class _Text:
 
 @dataclass(eq=False, kw_only=True)
 class SafetyClient:
-    """Implements `SafetyPort`. Times are in seconds."""
+    """Input check, and an `OutputFilter`. Fallback by the tenant's policy: refuse, or serve and flag. Times are in
+    seconds."""
 
     mux: MuxClient
     clock: Clock
@@ -100,7 +101,10 @@ class SafetyClient:
         deadline: Deadline,
         traceparent: str,
     ) -> Future[InputCheck]:
-        """See `SafetyPort`."""
+        """Check an input under the floor and these policies.
+
+        :raises WeirError: CONTENT_FILTER, or DEPENDENCY_UNAVAILABLE under fail closed (through the future).
+        """
         asked, closed = tuple(policies), self.fail_closed(tenant)
         # Who may not pass unchecked waits as long as its output would: longer than a silent peer takes to be left.
         patience = max(self.decide_timeout, self.grace) if closed else self.decide_timeout

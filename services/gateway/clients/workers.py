@@ -37,7 +37,7 @@ _LONGEST_HOLD = 0.003  # seconds; submissions that come faster than this travel 
 
 
 class WorkerStreams:
-    """Implements `WorkerPort`. Streams are opened at first use, or ahead of it by `warm`."""
+    """Streams to workers, opened at first use, or ahead of it by `warm`."""
 
     def __init__(self, settings: Settings, *, flush: Callable[[], None]) -> None:
         self._settings = settings
@@ -67,11 +67,12 @@ class WorkerStreams:
         granted: admission_pb2.Granted,
         submissions: Sequence[tuple[worker_pb2.Submit, RunningSequence]],
     ) -> list[int]:
-        """See `WorkerPort`."""
+        """Send sequences to the granted worker; returns their handles. A stream that cannot be opened is reported
+        through `on_worker_lost`."""
         return self._link(granted.worker, granted.address).submit(submissions)
 
     def cancel(self, worker: str, handles: Sequence[int]) -> None:
-        """See `WorkerPort`."""
+        """End sequences; nothing more is reported of them."""
         for (name, _), link in self._links.items():
             if name == worker:
                 link.cancel(handles)

@@ -30,7 +30,7 @@ from libs.resources.codec import pack
 from libs.resources.kinds import KINDS
 from libs.tables import Layout, layout
 from libs.traces import Span
-from services.cli import calls, output, scrape
+from services.cli import calls, output
 from services.cli.commands import (
     audit,
     authority,
@@ -50,10 +50,11 @@ from services.cli.commands import (
 from services.cli.explain import show as explaining
 from services.cli.explain.tenant import Facts, explain
 from services.cli.mesh import report, traces
+from services.cli.observe import scraping
 from simulation import report as simulated
 
 ROOT = Path(__file__).parents[3]
-MADE_BY = ("print_table", "table_lines", "layout")
+MADE_BY = ("print_found", "print_table", "table_lines", "layout")
 MODEL = "stone-search-model@2026-11-28"
 TENANT = "globex-research"
 WORKER = "worker-7f9c6d5b8d-x2k4q"
@@ -157,7 +158,7 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
 def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     registry(patch, None, endpoints=endpoint("predictor"))
     counted = "".join(f'weir_predictor_{name}{{model="{MODEL}"}} 1234567.5\n' for name in predictors._COUNTED)
-    patch.setattr(scrape, "fetch", lambda addresses: {"": [counted]})
+    patch.setattr(scraping, "take", lambda at: scraping.Taken(0.0, dict.fromkeys(at, counted)))
     predictors.predictors()
 
 
@@ -243,7 +244,8 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
 def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(time, "gmtime", lambda *_: time.struct_time((2026, 11, 28, 0, 0, 0, 0, 0, 0)))
     entry = SimpleNamespace(revision=1234567, at=Timestamp(seconds=1795059880), actor=PERSON, action="registry.Apply")
-    entry.reason, entry.changes = WHY, [SimpleNamespace(resource=f"models/{MODEL}")] * 2
+    entry.id, entry.reason = "0123", WHY
+    entry.changes = [SimpleNamespace(resource=f"models/{MODEL}", before="", after="{}")] * 2
     registry(patch, SimpleNamespace(entries=[entry]))
     show.history()
 

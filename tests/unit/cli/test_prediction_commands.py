@@ -127,7 +127,7 @@ def shown(rows: list[dict[str, Any]]) -> dict[str, object]:
 
 def test_a_version_is_shown_with_what_its_process_counted() -> None:
     state = {"model_version": "m@1", "state": "LOAD_STATE_READY", "memory_bytes": 3 << 20}
-    row = shown(predictors.versions_of(endpoint(model_states=[state]), [PAGE]))
+    row = shown(predictors.versions_of(endpoint(model_states=[state]), PAGE))
     assert (row["STATE"], row["MEMORY"]) == ("ready", "3 MiB")
     assert (row["OK"], row["FAILED"], row["ROWS"], row["EXECUTIONS"], row["ROWS/EXEC"]) == (8, 1, 24, 6, "4.0")
     assert (row["QUEUE"], row["INFER"]) == ("2.00 ms", "1.50 ms")
@@ -135,11 +135,11 @@ def test_a_version_is_shown_with_what_its_process_counted() -> None:
 
 def test_a_version_that_failed_says_why_and_a_page_that_is_away_leaves_gaps() -> None:
     state = {"model_version": "m@2", "state": "LOAD_STATE_FAILED", "detail": "golden case 0"}
-    loaded, failed = predictors.versions_of(endpoint(model_states=[state]), [])
+    loaded, failed = predictors.versions_of(endpoint(model_states=[state]), None)
     assert (loaded["state"], loaded["counts"]) == ("ready", None)
     assert (failed["state"], failed["detail"]) == ("failed", "golden case 0")
     assert shown([failed])["MEMORY"] is None
     assert len(predictors.cells(loaded)) == len(predictors._COLUMNS)
-    [empty] = predictors.versions_of(endpoint(model_versions=[]), [PAGE])
+    [empty] = predictors.versions_of(endpoint(model_versions=[]), PAGE)
     assert empty["state"] == "empty"
     assert table_lines(predictors._COLUMNS, [predictors.cells(empty)])

@@ -93,9 +93,16 @@ async def test_an_export_is_read_as_it_was_written(full: Operator, tmp_path: Pat
         assert why in refused.err
 
 
-async def test_an_export_leaves_what_lies_in_its_way(full: Operator, tmp_path: Path) -> None:
-    other = tmp_path / f"file.{os.getpid()}.partial"
+async def test_an_export_takes_a_links_place_and_leaves_what_it_leads_to(full: Operator, tmp_path: Path) -> None:
+    other, file = tmp_path / "other", tmp_path / "file"
     other.write_text("somebody's")
-    refused = await full("export", tmp_path / "file")
-    assert (refused.code, refused.err) == (1, f"error: {other}: File exists; nothing was written\n")
-    assert other.read_text() == "somebody's"
+    file.symlink_to(other)
+    assert (await full("export", file)).code == 0
+    assert (other.read_text(), file.is_symlink(), file.stat().st_mode & 0o777) == ("somebody's", False, 0o600)
+
+
+async def test_an_export_that_cannot_be_written_says_so(full: Operator, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused = await full("export", tmp_path / "folder")
+    assert (refused.code, refused.err) == (1, f"error: {tmp_path / 'folder'}: Is a directory; nothing was written\n")
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".folder")]

@@ -14,14 +14,14 @@ from services.cli.app import UsageError
 from services.cli.commands import rollout
 from services.cli.commands import rollout_views as views
 from services.cli.commands.change import read_form
-from services.cli.commands.rollout_plan import full_name, parse_gate, parse_share, plan, show_gate
+from services.cli.commands.rollout_plan import Said, full_name, parse_gate, parse_share, plan, show_gate
 from services.cli.commands.slo import show_left, window_seconds
 
 
-def planned(base: dict[str, Any] | None = None, **more: Any) -> Any:
+def planned(base: dict[str, Any] | None = None, *, version: str = "", **more: Any) -> Any:
     """The rollout as the registry gets it."""
     form = base or {"kind": "Rollout", "metadata": {"name": "weir-fast"}}
-    return unpack(read_form(plan(form, **more), "the rollout"))
+    return unpack(read_form(plan(form, Said(**more), version), "the rollout"))
 
 
 def test_a_canary_with_everything() -> None:
@@ -31,12 +31,12 @@ def test_a_canary_with_everything() -> None:
         step_duration="90s",
         step_samples=7,
         shadow="10",
-        only_tenants=("acme",),
+        only_tenant=("acme",),
         max_cost="1.50",
-        gates=("ttft<=20%",),
+        gate=("ttft<=20%",),
         override="a fix",
         schema_changed=True,
-        fields=(
+        set_=(
             *("sticky=user", "on_rollback=migrate", "alpha=0.02", "capacity_share=0.25", "keep_warm=5m"),
             *("prepare_timeout=1m", "blast_radius.max_share=2000", "blast_radius.max_tenants=3"),
             *("steps.0.max_duration=2h", "shadow.min_duration=30s", "shadow.min_samples=9"),
@@ -62,7 +62,7 @@ def test_steps_unless_said_otherwise() -> None:
 
 
 def test_an_experiment_has_arms_and_no_steps() -> None:
-    made = planned(arms=("b=m@2:20", "c=m@3:0.5%"))
+    made = planned(arm=("b=m@2:20", "c=m@3:0.5%"))
     assert [(arm.name, arm.model_version, arm.weight) for arm in made.arms] == [("b", "m@2", 2000), ("c", "m@3", 50)]
     assert not made.steps
 
@@ -71,25 +71,25 @@ def test_an_experiment_has_arms_and_no_steps() -> None:
     ("bad", "option"),
     [
         ({}, "VERSION"),
-        ({"version": "m@2", "arms": ("b=m@2:20",)}, "--arm"),
-        ({"arms": ("b=m@2",)}, "--arm"),
-        ({"arms": ("b=m@2:20",), "steps": "1"}, "--steps"),
+        ({"version": "m@2", "arm": ("b=m@2:20",)}, "--arm"),
+        ({"arm": ("b=m@2",)}, "--arm"),
+        ({"arm": ("b=m@2:20",), "steps": "1"}, "--steps"),
         ({"version": "m@2", "steps": "0"}, "--steps"),
         ({"version": "m@2", "steps": "1,x"}, "--steps"),
         ({"version": "m@2", "steps": "1,100"}, "--steps"),
         ({"version": "m@2", "steps": "0.001"}, "--steps"),
         ({"version": "m@2", "step_duration": "soon"}, "--step-duration"),
         ({"version": "m@2", "shadow": "101"}, "--shadow"),
-        ({"version": "m@2", "gates": ("ttft=20%",)}, "--gate"),
+        ({"version": "m@2", "gate": ("ttft=20%",)}, "--gate"),
         ({"version": "m@2", "max_cost": "-1"}, "--max-cost"),
         (
-            {"version": "m@2", "fields": ("sticky=moon",)},
+            {"version": "m@2", "set_": ("sticky=moon",)},
             "the rollout: spec.sticky: must be one of tenant, user, session",
         ),
-        ({"version": "m@2", "fields": ("on_rollback=drop",)}, "the rollout: spec.on_rollback: must be one of "),
-        ({"version": "m@2", "fields": ("keep_warm=x",)}, "the rollout: spec.keep_warm: must be a number and ms"),
-        ({"version": "m@2", "fields": ("stikcy=user",)}, "stikcy"),
-        ({"version": "m@2", "fields": ("steps.4.weight=1",)}, "steps.4.weight"),
+        ({"version": "m@2", "set_": ("on_rollback=drop",)}, "the rollout: spec.on_rollback: must be one of "),
+        ({"version": "m@2", "set_": ("keep_warm=x",)}, "the rollout: spec.keep_warm: must be a number and ms"),
+        ({"version": "m@2", "set_": ("stikcy=user",)}, "stikcy"),
+        ({"version": "m@2", "set_": ("steps.4.weight=1",)}, "steps.4.weight"),
     ],
 )
 def test_what_is_wrong_is_named(bad: dict[str, Any], option: str) -> None:

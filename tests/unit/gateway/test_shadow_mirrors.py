@@ -17,6 +17,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.callers import Identity
 from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
+from libs.limiter import Reservation
 from libs.mirrors import ShadowSettings
 from libs.outcomes import ArmKey, Begun, Ran
 from libs.registry import RegistrySnapshot
@@ -27,7 +28,7 @@ from services.gateway.policy.events import Breakdown, End, Finish, Usage
 from services.gateway.policy.finals import FinalAnswer, FinalChoice
 from services.gateway.policy.parameters import NO_OUTPUT
 from services.gateway.policy.spec import Spec
-from services.gateway.ports import Mirrored, Reservation
+from services.gateway.ports import Mirrored
 from services.gateway.shadow.mirrors import Mirrors
 
 PARAMETERS = rebound(NO_OUTPUT, max_tokens=10, seed=7, n=2)

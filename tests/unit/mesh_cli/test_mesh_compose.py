@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.mesh.compose import HARDENED, REPLICATED, WITH_REPLICAS
+from libs.manifests.compose import HARDENED, REPLICATED, WITH_REPLICAS
 from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described
 from services.cli.mesh.site import ROOT, load_topology

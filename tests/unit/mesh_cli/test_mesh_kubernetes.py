@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.mesh import kubernetes
+from libs.manifests import kubernetes
 from services.cli.mesh.callgraph import calls
 from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described

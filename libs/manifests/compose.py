@@ -1,4 +1,4 @@
-"""A described mesh (services.cli.mesh.render) as a Compose file. Pure."""
+"""A described mesh (`weir render`) as a Compose file. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the description of a mesh of containers (services.cli.mesh.render) to the manifests of k8s/base. Pure.
+"""From the description of a mesh of containers (`weir render`) to the manifests of k8s/base. Pure.
 
 A workload per service, whose pods are told apart by their names: what the topology says of a service's first process
 holds for all of them. `shared` and `once` are there once, `zone` once per zone (k8s/README.md).
