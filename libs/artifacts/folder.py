@@ -18,6 +18,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
+from libs.chat_template import TemplateError, chosen
 
 _HASH_THREADS = 2
 _TRIAL = 60.0
@@ -237,24 +238,25 @@ def _tokenizer_digest(paths: Mapping[str, str]) -> str:
 def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
     """Of the template's text, wherever it stands."""
     template = _template(folder, paths)
-    return hashlib.sha256(template).hexdigest() if template else ""
+    return hashlib.sha256(template.encode()).hexdigest() if template else ""
 
 
-def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
-    if "chat_template.jinja" in paths:
-        return (folder / "chat_template.jinja").read_bytes()
-    if "tokenizer_config.json" in paths:
-        template = _object(folder / "tokenizer_config.json").get("chat_template")
-        if isinstance(template, str):
-            return template.encode()
-    return b""
+def _template(folder: Path, paths: Mapping[str, str]) -> str:
+    alone = (folder / "chat_template.jinja").read_bytes() if "chat_template.jinja" in paths else None
+    config, older = (
+        _object(folder / name) if name in paths else {} for name in ("tokenizer_config.json", "chat_template.json")
+    )
+    try:
+        return chosen(alone, config, older)
+    except TemplateError as error:
+        raise FolderError(f"chat_template: {error}") from error
 
 
-def _try_template(template: bytes) -> None:
+def _try_template(template: str) -> None:
     """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
     argv = [sys.executable, "-m", "libs.chat_template"]
     try:
-        tried = subprocess.run(argv, input=template, capture_output=True, check=False, timeout=_TRIAL)  # noqa: S603 - our own
+        tried = subprocess.run(argv, input=template.encode(), capture_output=True, check=False, timeout=_TRIAL)  # noqa: S603 - our own
     except subprocess.TimeoutExpired:
         raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None
     if tried.returncode:

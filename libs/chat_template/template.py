@@ -43,10 +43,8 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _SPLITTING = frozenset({"rsplit", "split", "splitlines"})
 _TEXT_METHODS = _PLAIN | _PADDING | _SPLITTING | {"format", "join", "replace"}
 """What a template may call of strings."""
-_AT_ONCE = _words("""
-    abs attr capitalize count d default first float int items last length lower reverse round safe title trim
-    truncate upper wordcount
-""")
+_WITHOUT_LOOKING = _words("abs attr count d default first float int last length round safe")
+_AT_ONCE = _words("capitalize items lower reverse title trim truncate upper wordcount")
 """Filters that look at a text once, or at how many parts a list has."""
 _ONE_BY_ONE = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 _COMPARING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
@@ -75,8 +73,13 @@ class ChatTemplate:
             raise TemplateError(f"the chat template has more than {MAX_SOURCE} characters")
         try:
             self._template = _ENVIRONMENT.from_string(source)
+            tree = _ENVIRONMENT.parse(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
+        texts = [each.data for each in tree.find_all(nodes.TemplateData)]
+        texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
+        self.literals = "\0".join(texts)
+        """Text that stands in the template."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
         """The conversation as text, open for the assistant's turn. `names` are variables such as `bos_token`.
@@ -219,6 +222,7 @@ def _environment() -> _Environment:
     )
     own = environment.filters
     environment.filters = {
+        **{name: functions.watched(own[name], character=0, part=0) for name in _WITHOUT_LOOKING},
         **{name: functions.watched(own[name]) for name in _AT_ONCE},
         **{name: functions.watched(own[name], part=_PER_PART, character=_PER_PART) for name in _ONE_BY_ONE},
         **{name: functions.watched(own[name], part=_PER_PART, deep=True) for name in _COMPARING},
