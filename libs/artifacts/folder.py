@@ -19,6 +19,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
+from libs.chat_template import TemplateError, chosen
 from libs.children.spawning import module_path
 from libs.model_files import format_of, is_pickle, pickle_fault
 from libs.resources.schemas import schema_sha256
@@ -287,25 +288,26 @@ def _tokenizer_digest(paths: Mapping[str, str]) -> str:
 def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
     """Of the template's text, wherever it stands."""
     template = _template(folder, paths)
-    return hashlib.sha256(template).hexdigest() if template else ""
+    return hashlib.sha256(template.encode()).hexdigest() if template else ""
 
 
-def _template(folder: Path, paths: Mapping[str, str]) -> bytes:
-    if "chat_template.jinja" in paths:
-        return (folder / "chat_template.jinja").read_bytes()
-    if "tokenizer_config.json" in paths:
-        template = json_object(folder / "tokenizer_config.json").get("chat_template")
-        if isinstance(template, str):
-            return template.encode()
-    return b""
+def _template(folder: Path, paths: Mapping[str, str]) -> str:
+    alone = (folder / "chat_template.jinja").read_bytes() if "chat_template.jinja" in paths else None
+    config, older = (
+        json_object(folder / name) if name in paths else {} for name in ("tokenizer_config.json", "chat_template.json")
+    )
+    try:
+        return chosen(alone, config, older)
+    except TemplateError as error:
+        raise FolderError(f"chat_template: {error}") from error
 
 
-def _try_template(template: bytes) -> None:
+def _try_template(template: str) -> None:
     """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
     argv, environment = [sys.executable, "-P", "-m", "libs.chat_template"], {**os.environ, "PYTHONPATH": module_path()}
     try:
         tried = subprocess.run(  # noqa: S603 - our own
-            argv, input=template, capture_output=True, check=False, timeout=_TRIAL, env=environment
+            argv, input=template.encode(), capture_output=True, check=False, timeout=_TRIAL, env=environment
         )
     except subprocess.TimeoutExpired:
         raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None

@@ -1,99 +1,60 @@
-"""The bounded sandbox: a syntax tree in which loops, joins and comparisons are charged, operators that look first."""
+"""The bounded sandbox: transformers' environment for chat templates, with charges."""
 
 from __future__ import annotations
 
-import contextvars
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-MAX_CHARACTERS = 4 << 20
-"""Of a rendered conversation and of any text on the way: what the edge lets in, four times over."""
+from libs.chat_template import functions
+from libs.chat_template.budget import (
+    CALL,
+    MAX_CHARACTERS,
+    PART,
+    bounded,
+    charge,
+    made,
+    number,
+    out_of_bounds,
+    rendering,
+    size,
+)
+from libs.chat_template.metering import metered
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 MAX_SOURCE = 256 << 10
 """Characters of a template."""
-_WORK = 64 << 20
-"""Units per rendering: turns of loops, calls, characters made or compared."""
-_TURN, _CALL, _PART = 64, 512, 32
-"""Units of a turn, a call, a part of a list that is measured: a unit stands for about ten nanoseconds."""
-_LARGEST = 1 << 64
-_TEXT_METHODS = frozenset(
-    {
-        "capitalize",
-        "count",
-        "endswith",
-        "find",
-        "index",
-        "isalnum",
-        "isalpha",
-        "isdigit",
-        "islower",
-        "isspace",
-        "isupper",
-        "join",
-        "lower",
-        "lstrip",
-        "removeprefix",
-        "removesuffix",
-        "replace",
-        "rfind",
-        "rindex",
-        "rsplit",
-        "rstrip",
-        "split",
-        "splitlines",
-        "startswith",
-        "strip",
-        "title",
-        "upper",
-    }
-)
-"""What a template may call of strings: nothing that takes a width or a format."""
-_FILTERS = frozenset(
-    {
-        "abs",
-        "capitalize",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "first",
-        "float",
-        "int",
-        "items",
-        "join",
-        "last",
-        "length",
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "reject",
-        "rejectattr",
-        "replace",
-        "reverse",
-        "round",
-        "safe",
-        "select",
-        "selectattr",
-        "sort",
-        "string",
-        "sum",
-        "title",
-        "tojson",
-        "trim",
-        "unique",
-        "upper",
-    }
-)
-"""What a template may pipe through; none makes more than it gets, but those that are bounded below."""
-
-_spent: contextvars.ContextVar[list[int]] = contextvars.ContextVar("spent")
+_PLAIN = _words("""
+    capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower
+    isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind rindex
+    rpartition rstrip startswith strip swapcase title upper
+""")
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
+_SPLITTING = frozenset({"rsplit", "split", "splitlines"})
+_TEXT_METHODS = _PLAIN | _PADDING | _SPLITTING | {"format", "join", "replace"}
+"""What a template may call of strings."""
+_WITHOUT_LOOKING = _words("abs attr count d default first float int last length round safe")
+_AT_ONCE = _words("capitalize items lower reverse title trim truncate upper wordcount")
+"""Filters that look at a text once, or at how many parts a list has."""
+_ONE_BY_ONE = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
+_COMPARING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+_ENLARGING = {"e": 5, "escape": 5, "forceescape": 5, "urlencode": 9}
+_PER_PART = 700
+"""Units of what such a filter does with a part."""
+_TESTS = _words("""
+    != < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper
+""")
+"""Tests that look at text."""
 
 
 class TemplateError(Exception):
@@ -112,236 +73,187 @@ class ChatTemplate:
             raise TemplateError(f"the chat template has more than {MAX_SOURCE} characters")
         try:
             self._template = _ENVIRONMENT.from_string(source)
+            tree = _ENVIRONMENT.parse(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
+        texts = [each.data for each in tree.find_all(nodes.TemplateData)]
+        texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
+        self.literals = "\0".join(texts)
+        """Text that stands in the template."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
         """The conversation as text, open for the assistant's turn. `names` are variables such as `bos_token`.
 
         :raises TemplateError: the template refuses the messages, fails, or goes beyond its bounds.
         """
-        token = _spent.set([0])
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **names}
         try:
-            parts: list[str] = []
-            length = 0
-            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, **names):
-                length += len(part)
-                if length > MAX_CHARACTERS:
-                    _out_of_bounds()
-                parts.append(part)
+            with rendering():
+                parts: list[str] = []
+                length = 0
+                for part in self._template.generate(messages=list(messages), **variables):
+                    length += len(part)
+                    if length > MAX_CHARACTERS:
+                        out_of_bounds()
+                    parts.append(part)
             return "".join(parts)
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or type(error).__name__) from error
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise TemplateError(f"the chat template fails ({type(error).__name__})") from error
-        finally:
-            _spent.reset(token)
+            raise TemplateError(f"the chat template fails ({type(error).__name__}: {str(error)[:200]})") from error
 
 
-def _out_of_bounds() -> NoReturn:
-    raise jinja2.TemplateRuntimeError("the chat template makes or does more than is allowed")
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks what the assistant says for training: rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the library has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
+
+    def _as_it_is(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
-def _charge(units: int) -> None:
-    spent = _spent.get(None)
-    if spent is None:
-        return  # constants are folded while the template is compiled; what comes out is bounded all the same
-    spent[0] += units
-    if spent[0] > _WORK:
-        _out_of_bounds()
+class _Formatter(SandboxedFormatter):
+    """`str.format`, with widths that are bounded."""
 
-
-def _size(value: Any, depth: int = 0) -> int:
-    """Characters that a value has as text, about; charged while it is counted, since values may share parts."""
-    if isinstance(value, str):
-        size = len(value)
-        if size > MAX_CHARACTERS:
-            _out_of_bounds()
-        return size
-    if depth > 32:
-        _out_of_bounds()
-    if isinstance(value, Mapping):
-        _charge(_PART * len(value))
-        return sum(_size(key, depth + 1) + _size(each, depth + 1) + 6 for key, each in value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        _charge(_PART * len(value))
-        return sum(_size(each, depth + 1) + 2 for each in value)
-    return 24
-
-
-def _bounded(value: Any) -> Any:
-    """The value, after its text is charged."""
-    size = _size(value)
-    if size > MAX_CHARACTERS:
-        _out_of_bounds()
-    _charge(size)
-    return value
-
-
-def _turns(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        _charge(_TURN)
-        yield value
-
-
-def _made(length: int) -> None:
-    if length > MAX_CHARACTERS:
-        _out_of_bounds()
-    _charge(length)
-
-
-def _concat(values: Sequence[Any]) -> str:
-    _made(sum(_size(value) for value in values))
-    return "".join(str(value) for value in values)
-
-
-def _join(values: Iterable[Any], separator: str = "", attribute: Any = None) -> str:
-    if attribute is not None:
-        values = [_ENVIRONMENT.getitem(value, attribute) for value in values]
-    found = list(_turns(values))
-    _made(sum(_size(value) for value in found) + len(found) * len(separator))
-    return separator.join(str(value) for value in found)
-
-
-def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
-    text = str(_bounded(text))
-    times = len(text) + 1 if not old else text.count(old)
-    _made(len(text) + (times if count is None or count < 0 else min(times, count)) * len(new))
-    return text.replace(old, new, -1 if count is None else count)
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    _bounded(value)
-    return json.dumps(value, ensure_ascii=False, indent=min(8, indent) if indent else None)
-
-
-def _times(left: Any, right: Any) -> Any:
-    for value, times in ((left, right), (right, left)):
-        if isinstance(value, str | list | tuple):
-            if not isinstance(times, int) or abs(times) > MAX_CHARACTERS:
-                _out_of_bounds()
-            _made(len(value) * max(0, times))
-            return value * times
-    return left * right
-
-
-class _Metered(NodeTransformer):
-    """Puts the charges into a syntax tree."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as the library calls it
-        self.generic_visit(node)
-        node.iter = self._through("_turns", node.iter)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._through("_concat", nodes.List(list(node.nodes), lineno=node.lineno))
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = self._through("_bounded", node.expr)
-        for operand in node.ops:
-            operand.expr = self._through("_bounded", operand.expr)
-        return node
-
-    def _through(self, name: str, value: nodes.Node) -> nodes.Filter:
-        return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
+    def format_field(self, value: Any, format_spec: str) -> str:
+        widths = [int(each) if len(each) < 5 else MAX_CHARACTERS for each in re.findall(r"\d+", format_spec)]
+        if any(width > 1000 for width in widths):
+            out_of_bounds()
+        charge(5 * CALL)
+        made(size(value) + sum(widths))
+        return str(super().format_field(value, format_spec))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%", "//", "/"})
-    optimized = False  # or constants would be folded, unbounded, while a template is compiled
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
-            if (found := template.find(kind)) is not None:
-                raise jinja2.TemplateAssertionError("other templates cannot be used", found.lineno)
-        metered: nodes.Template = _Metered().visit(template)
-        return metered
+        return metered(super()._parse(source, name, filename))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is functions.BoundedNamespace and not attribute.startswith("_"):
+            try:  # the library asks five times what kind of object it is, each time through the namespace
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
-            return self._number(_times(left, right))
+            return number(functions.times(left, right))
+        if operator == "%" and isinstance(left, str):
+            return functions.percent(left, right)
         if operator in ("**", "%") and not all(isinstance(each, int | float) for each in (left, right)):
             raise jinja2.TemplateRuntimeError(f"{operator} is for numbers")
         if operator == "**" and (abs(right) > 64 or abs(left) > 1 << 32):
-            _out_of_bounds()
+            out_of_bounds()
         if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            _made(len(left) + len(right))
-        return self._number(super().call_binop(context, operator, left, right))
+            made(len(left) + len(right))
+        return number(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
-        _charge(_CALL)
-        text = getattr(function, "__self__", None)
-        if isinstance(text, str):
-            name = getattr(function, "__name__", "")
-            if name == "replace":
-                return _replace(text, *arguments, **named)
-            if name == "join":
-                return _join(arguments[0], text)
-            _charge(len(text))
+        charge(CALL)
+        of = getattr(function, "__self__", None)
+        if isinstance(of, str):
+            # Inside of loops and blocks Jinja passes their variables, which no string's method takes.
+            given = {name: each for name, each in named.items() if name not in ("_loop_vars", "_block_vars")}
+            return self._call_text(of, getattr(function, "__name__", ""), *arguments, **given)
+        if isinstance(of, list | tuple):
+            charge(size(of))  # count and index compare
         return super().call(context, function, *arguments, **named)
 
+    def _call_text(self, text: str, method: str, *arguments: Any, **named: Any) -> Any:
+        if method == "replace":
+            return functions.replace(text, *arguments, **named)
+        if method == "join":
+            return functions.join(arguments[0], text)
+        if method == "format":
+            return _Formatter(self).vformat(text, arguments, named)
+        if method in _PADDING:
+            return functions.padded(text, method, *arguments)
+        if method in _SPLITTING:
+            return functions.split(text, method, *arguments, **named)
+        if method not in _PLAIN:
+            raise jinja2.TemplateRuntimeError(f"strings have no {method} here")
+        charge(len(text))
+        return getattr(text, method)(*arguments, **named)
+
     def wrap_str_format(self, value: Any) -> None:
-        """No `str.format`: the library's own is safe, and makes as much as a width says."""
+        """Calls of it come to `_call_text`."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
             return attr in _TEXT_METHODS
         return super().is_safe_attribute(obj, attr, value)
 
-    @staticmethod
-    def _number(value: Any) -> Any:
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            _out_of_bounds()
-        return value
+
+def _join(environment: jinja2.Environment, values: Any, separator: str = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        values = [environment.getitem(value, attribute) for value in values]
+    return functions.join(values, separator)
 
 
-def _raise(message: Any) -> NoReturn:
-    raise jinja2.TemplateError(str(message)[:1000])
+def _text(value: Any) -> str:
+    return str(bounded(value))
 
 
-def _range(*bounds: int) -> range:
-    made = range(*bounds)
-    if len(made) > 10_000:
-        _out_of_bounds()
-    return made
+def _shown(context: jinja2.runtime.Context, value: Any) -> Any:
+    """What is written out. Since it takes the context, Jinja writes out nothing while it compiles."""
+    return bounded(value)
 
 
-def _text(value: Any) -> Any:
-    return str(_bounded(value))
+def _spend(units: int) -> None:
+    charge(units)
 
 
 def _environment() -> _Environment:
     # loop.length and the like are read through the filter that counts turns, which is a generator: Jinja makes a list.
-    made = _Environment(trim_blocks=True, lstrip_blocks=True, finalize=_bounded, extensions=["jinja2.ext.loopcontrols"])
-    kept = {name: each for name, each in made.filters.items() if name in _FILTERS}
-    made.filters = {
-        **{name: _watched(each) for name, each in kept.items()},
-        "_turns": _turns,
-        "_concat": _concat,
-        "_bounded": _bounded,
-        "join": _join,
-        "replace": _replace,
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=False,  # or constants would be folded, unbounded, while a template is compiled
+        finalize=jinja2.pass_context(_shown),
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    own = environment.filters
+    environment.filters = {
+        **{name: functions.watched(own[name], character=0, part=0) for name in _WITHOUT_LOOKING},
+        **{name: functions.watched(own[name]) for name in _AT_ONCE},
+        **{name: functions.watched(own[name], part=_PER_PART, character=_PER_PART) for name in _ONE_BY_ONE},
+        **{name: functions.watched(own[name], part=_PER_PART, deep=True) for name in _COMPARING},
+        **{name: functions.watched(own[name], character=much) for name, much in _ENLARGING.items()},
+        "_bounded": bounded,
+        "_concat": functions.concat,
+        "_sliced": functions.sliced,
+        "_spend": _spend,
+        "_turns": functions.turns,
+        "batch": functions.few(own["batch"]),
+        "center": functions.center,
+        "format": functions.format_filter,
+        "indent": functions.indent,
+        "join": jinja2.pass_environment(_join),
+        "list": _listed,
+        "replace": functions.replace,
+        "slice": functions.few(own["slice"]),
         "string": _text,
-        "tojson": _to_json,
+        "sum": functions.total,
+        "tojson": functions.to_json,
     }
-    made.globals = {"raise_exception": _raise, "range": _range, "namespace": made.globals["namespace"]}
-    return made
+    tests = {name: functions.watched(environment.tests[name], deep=True) for name in _TESTS}
+    environment.tests = {**environment.tests, **tests}
+    environment.globals = dict(functions.GLOBALS)
+    return environment
 
 
-def _watched(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is charged for what it is given; the marks by which Jinja passes its context are kept."""
-
-    def watched(*arguments: Any, **named: Any) -> Any:
-        value = next((each for each in arguments if isinstance(each, str | list | tuple | dict)), "")
-        _charge(_CALL + _size(value))
-        return filter_(*arguments, **named)
-
-    if (mark := getattr(filter_, "jinja_pass_arg", None)) is not None:
-        watched.jinja_pass_arg = mark  # type: ignore[attr-defined]
-    return watched
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        charge(PART * len(value))
+    return list(functions.turns(value))
 
 
 _ENVIRONMENT = _environment()

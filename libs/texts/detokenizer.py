@@ -2,7 +2,7 @@
 
 Byte-level BPE (GPT-2, Llama 3, Qwen2 and the demo models) maps each token to bytes, so a token costs one list index
 and one step of an incremental UTF-8 decoder: a character split over tokens is held until it is whole. Other tokenizers
-go through the tokenizers library's own `DecodeStream`.
+decode the last few tokens twice, with the new one and without: what came on top is its text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
+_UNFINISHED = "\ufffd"
+_MOST_HELD = 8
+"""Tokens that are held for the end of a character, which has four bytes at most."""
 
 
 class Detokenizer(Protocol):
@@ -49,22 +51,46 @@ class ByteDetokenizer:
         return self._decoder.decode(b"", True)
 
 
-class StreamDetokenizer:
-    """For every other vocabulary."""
+class WindowDetokenizer:
+    """For every other vocabulary, whatever tokens come: how one decodes hangs on those before it, which are a window
+    (as in vLLM and TGI)."""
 
-    __slots__ = ("_stream", "_tokenizer")
+    __slots__ = ("_held", "_tokenizer", "_told", "_window")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._window: list[int] = []
+        """Tokens whose text is out, ..."""
+        self._told = ""
+        """... which is this, decoded alone."""
+        self._held: list[int] = []
+        """Tokens behind them whose text is not."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """See `Detokenizer`."""
-        return "".join([self._stream.step(self._tokenizer, i) or "" for i in ids])
+        return "".join([self._step(each) for each in ids])
 
     def flush(self) -> str:
-        """See `Detokenizer`; the library holds no bytes that could still become text."""
-        return ""
+        """See `Detokenizer`."""
+        return self._out(self._decoded()) if self._held else ""
+
+    def _step(self, token: int) -> str:
+        self._held.append(token)
+        text = self._decoded()
+        if len(text) <= len(self._told) or (text.endswith(_UNFINISHED) and len(self._held) < _MOST_HELD):
+            if len(self._held) >= _MOST_HELD:  # special tokens, which spell nothing
+                self._held = []
+            return ""
+        return self._out(text)
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._window + self._held, skip_special_tokens=True)
+
+    def _out(self, text: str) -> str:
+        new = text[len(self._told) :]
+        self._window, self._held = self._held, []
+        self._told = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return new
 
 
 def byte_alphabet() -> dict[str, int]:

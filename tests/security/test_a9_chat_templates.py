@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from libs.artifacts import FolderError, Options, describe
-from libs.chat_template import ChatTemplate, TemplateError
+from libs.chat_template import ChatTemplate, TemplateError, budget
 
 CONVERSATION = [{"role": "user", "content": "Hello"}]
 BOMBS = {
@@ -41,10 +41,40 @@ BOMBS = {
     "comparisons": "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}{% for i in range(9999) %}"
     "{% if a == b %}{% endif %}{% endfor %}",
     "searches": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if 'b' in a %}{% endif %}{% endfor %}",
+    "slices": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if a[1:] %}{% endif %}{% endfor %}",
+    "slices of lists": "{% set a = [0] * 500000 %}{% for i in range(9999) %}{% if a[1:] %}{% endif %}{% endfor %}",
+    "comparisons by tests": "{% set a = 'a' * 4000000 %}{% set b = a[1:] ~ 'a' %}{% for i in range(9999) %}"
+    "{% if a is eq b %}{% endif %}{% endfor %}",
+    "comparisons by filters": "{% set a = 'a' * 4000000 %}{% set b = a[1:] ~ 'a' %}"
+    "{{ ([a] * 9999) | select('equalto', b) | list | length }}",
+    "turns of a recursive loop": "{% for a in range(1) recursive %}{% if loop.depth < 4 %}{{ loop(range(9999)) }}"
+    "{% endif %}{% endfor %}",
+    "branches": "{% for i in range(9999) %}{% if true %}" + "{{ i }}" * 99 + "{% endif %}{% endfor %}",
+    "conditions": "{% for i in range(9999) %}{% for k in range(999) if k.x.y.z.a.b.c %}{% endfor %}{% endfor %}",
+    "filters one by one": "{% for i in range(9999) %}{{ ('a' * 9999) | select | select | list | length }}{% endfor %}",
+    "sums of lists": "{{ ([[0] * 999] * 9999) | sum(start=[]) | length }}",
+    "parts of a text": "{% set n = namespace(l=[]) %}{% for i in range(99) %}"
+    "{% set n.l = n.l + ['a ' * 2000000] | map('split') | list %}{% endfor %}",
+    "letters of a text": "{% for i in range(99) %}{{ ('a' * 4000000) | list | length }}{% endfor %}",
+    "searches of lists": "{% set a = [0] * 500000 %}{% for i in range(9999) %}{{ a.count(1) }}{% endfor %}",
+    "indented lines": "{{ ('\\n' * 2000000) | indent(1000) | length }}",
+    "indented JSON": "{% set n = namespace(l=[0] * 99999) %}{% for i in range(30) %}{% set n.l = [n.l] %}{% endfor %}"
+    "{% for i in range(99) %}{{ n.l | tojson(indent=16) | length }}{% endfor %}",
+    "separators": "{{ ([0] * 99999) | tojson(separators=('a' * 99999, 'b')) | length }}",
+    "columns": "{{ [0] | slice(100000000) | list | length }}",
+    "a name in a namespace": "{{ namespace(__class__=1) }}",
+    "a namespace's class": "{{ namespace(a=1).__class__.__mro__[-1].__subclasses__() }}",
     "methods": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if a.upper() %}{% endif %}{% endfor %}",
 }
 ESCAPES = {
     "a width": "{{ 'a'.ljust(1000000000000000) }}",
+    "a width of zeros": "{{ '1'.zfill(1000000000000000) }}",
+    "a width in a format": "{{ '{:{}}'.format('a', 1000000000000000) }}",
+    "a precision": "{{ '{:.1000000000f}'.format(1.5) }}",
+    "a width beside": "{{ '%*d' % (1000000000, 1) }}",
+    "a width of a date": "{{ strftime_now('%1000000000Y') }}",
+    "Python's insides by a format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "evaluation": "{% autoescape 'a' * 1000000000 %}{% endautoescape %}",
     "a format": "{{ '%1000000000000000d' % 1 }}",
     "a format method": "{{ '{:>1000000000000000}'.format('a') }}",
     "a filter that pads": "{{ 'a' | center(1000000000000000) }}",
@@ -67,6 +97,14 @@ def test_a9_it_is_refused_when_it_is_pushed(tmp_path: Path, source: str) -> None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "Hello " + source}))
     with pytest.raises(FolderError, match="chat_template"):
         describe(tmp_path, Options(name="m", version="1", tier="fast", pool="p"))
+
+
+def test_a9_nothing_is_worked_out_while_a_template_is_compiled() -> None:
+    """It is nobody's rendering yet: nothing bounds it."""
+    source = "{{ ('a' * 4000000) | list | map('upper') | join | length }}{{ 'a' | upper }}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "charge", lambda units: pytest.fail("something was done"))
+        ChatTemplate(source)
 
 
 def test_a9_usual_templates_work() -> None:

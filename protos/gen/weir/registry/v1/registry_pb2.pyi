@@ -280,7 +280,7 @@ class ModelVersion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., safety_policies: _Optional[_Iterable[str]] = ..., training_data_sha256: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., chat_template_sha256: _Optional[str] = ..., namespace: _Optional[str] = ..., signature: _Optional[str] = ..., schema_sha256: _Optional[str] = ..., offline_metrics: _Optional[_Mapping[str, float]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., prediction: _Optional[_Union[PredictionSpec, _Mapping]] = ...) -> None: ...
 
 class PredictionSpec(_message.Message):
-    __slots__ = ("steps", "inputs", "outputs", "max_rows", "lane", "golden", "profile", "smaller", "prior", "cache_seconds")
+    __slots__ = ("steps", "inputs", "outputs", "max_rows", "lane", "golden", "profile", "smaller", "prior", "cache_seconds", "no_golden_reason")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class PredictionSpec(_message.Message):
     SMALLER_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NO_GOLDEN_REASON_FIELD_NUMBER: _ClassVar[int]
     steps: _containers.RepeatedCompositeFieldContainer[PredictionStep]
     inputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
@@ -301,7 +302,8 @@ class PredictionSpec(_message.Message):
     smaller: _containers.RepeatedScalarFieldContainer[str]
     prior: str
     cache_seconds: int
-    def __init__(self, steps: _Optional[_Iterable[_Union[PredictionStep, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_rows: _Optional[int] = ..., lane: _Optional[str] = ..., golden: _Optional[str] = ..., profile: _Optional[str] = ..., smaller: _Optional[_Iterable[str]] = ..., prior: _Optional[str] = ..., cache_seconds: _Optional[int] = ...) -> None: ...
+    no_golden_reason: str
+    def __init__(self, steps: _Optional[_Iterable[_Union[PredictionStep, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., max_rows: _Optional[int] = ..., lane: _Optional[str] = ..., golden: _Optional[str] = ..., profile: _Optional[str] = ..., smaller: _Optional[_Iterable[str]] = ..., prior: _Optional[str] = ..., cache_seconds: _Optional[int] = ..., no_golden_reason: _Optional[str] = ...) -> None: ...
 
 class PredictionStep(_message.Message):
     __slots__ = ("format", "path", "options")
@@ -321,16 +323,18 @@ class PredictionStep(_message.Message):
     def __init__(self, format: _Optional[str] = ..., path: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "datatype", "shape", "rules")
+    __slots__ = ("name", "datatype", "shape", "rules", "columns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATATYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     name: str
     datatype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     rules: _containers.RepeatedCompositeFieldContainer[ValueRule]
-    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rules: _Optional[_Iterable[_Union[ValueRule, _Mapping]]] = ...) -> None: ...
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnSpec]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rules: _Optional[_Iterable[_Union[ValueRule, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[ColumnSpec, _Mapping]]] = ...) -> None: ...
 
 class ValueRule(_message.Message):
     __slots__ = ("columns", "nan", "default_value", "categories", "unseen", "min", "max", "beyond")
@@ -351,6 +355,16 @@ class ValueRule(_message.Message):
     max: float
     beyond: str
     def __init__(self, columns: _Optional[_Iterable[int]] = ..., nan: _Optional[str] = ..., default_value: _Optional[float] = ..., categories: _Optional[_Iterable[str]] = ..., unseen: _Optional[str] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., beyond: _Optional[str] = ...) -> None: ...
+
+class ColumnSpec(_message.Message):
+    __slots__ = ("name", "categorical", "categories")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CATEGORICAL_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    categorical: bool
+    categories: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., categorical: _Optional[bool] = ..., categories: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
@@ -786,7 +800,7 @@ class Pin(_message.Message):
     def __init__(self, model_version: _Optional[str] = ..., reason: _Optional[str] = ..., warm: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("alias", "id", "baseline", "arms", "steps", "shadow", "sticky", "blast_radius", "gates", "alpha", "on_rollback", "keep_warm", "capacity_share", "reason", "override_reason", "state", "revision", "prepare_timeout", "few_keys_reason")
+    __slots__ = ("alias", "id", "baseline", "arms", "steps", "shadow", "sticky", "blast_radius", "gates", "alpha", "on_rollback", "keep_warm", "capacity_share", "reason", "override_reason", "state", "revision", "prepare_timeout", "few_keys_reason", "schema_changed")
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
@@ -806,6 +820,7 @@ class Rollout(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     FEW_KEYS_REASON_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_CHANGED_FIELD_NUMBER: _ClassVar[int]
     alias: str
     id: str
     baseline: str
@@ -825,7 +840,8 @@ class Rollout(_message.Message):
     revision: int
     prepare_timeout: _duration_pb2.Duration
     few_keys_reason: str
-    def __init__(self, alias: _Optional[str] = ..., id: _Optional[str] = ..., baseline: _Optional[str] = ..., arms: _Optional[_Iterable[_Union[RolloutArm, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., shadow: _Optional[_Union[ShadowPlan, _Mapping]] = ..., sticky: _Optional[_Union[StickyBy, str]] = ..., blast_radius: _Optional[_Union[BlastRadius, _Mapping]] = ..., gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ..., alpha: _Optional[float] = ..., on_rollback: _Optional[_Union[InFlight, str]] = ..., keep_warm: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., capacity_share: _Optional[float] = ..., reason: _Optional[str] = ..., override_reason: _Optional[str] = ..., state: _Optional[_Union[RolloutState, _Mapping]] = ..., revision: _Optional[int] = ..., prepare_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., few_keys_reason: _Optional[str] = ...) -> None: ...
+    schema_changed: bool
+    def __init__(self, alias: _Optional[str] = ..., id: _Optional[str] = ..., baseline: _Optional[str] = ..., arms: _Optional[_Iterable[_Union[RolloutArm, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., shadow: _Optional[_Union[ShadowPlan, _Mapping]] = ..., sticky: _Optional[_Union[StickyBy, str]] = ..., blast_radius: _Optional[_Union[BlastRadius, _Mapping]] = ..., gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ..., alpha: _Optional[float] = ..., on_rollback: _Optional[_Union[InFlight, str]] = ..., keep_warm: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., capacity_share: _Optional[float] = ..., reason: _Optional[str] = ..., override_reason: _Optional[str] = ..., state: _Optional[_Union[RolloutState, _Mapping]] = ..., revision: _Optional[int] = ..., prepare_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., few_keys_reason: _Optional[str] = ..., schema_changed: _Optional[bool] = ...) -> None: ...
 
 class RolloutArm(_message.Message):
     __slots__ = ("name", "model_version", "weight")
