@@ -111,7 +111,7 @@ def to_json(
         out_of_bounds()
     length = size(value)
     made(length * (6 if ensure_ascii else 1) + (length * wide if indent is not None else 0))
-    apart = tuple(separators) if separators is not None else None
+    apart = (separators[0], separators[1]) if separators is not None else None
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=apart, sort_keys=sort_keys)
 
 

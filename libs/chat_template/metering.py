@@ -61,9 +61,9 @@ class _Metered(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        for each in (node, *node.ops):
-            if not isinstance(each.expr, nodes.Const):
-                each.expr = _through("_bounded", each.expr)
+        node.expr = _looked_at(node.expr)
+        for operand in node.ops:
+            operand.expr = _looked_at(operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
@@ -84,6 +84,10 @@ class _Metered(NodeTransformer):
 
 def _through(name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filter:
     return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno)
+
+
+def _looked_at(value: nodes.Expr) -> nodes.Expr:
+    return value if isinstance(value, nodes.Const) else _through("_bounded", value)
 
 
 def _cost(body: Iterable[nodes.Node]) -> int:

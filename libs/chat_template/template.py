@@ -244,8 +244,8 @@ def _environment() -> _Environment:
         "sum": functions.total,
         "tojson": functions.to_json,
     }
-    tests = {name: functions.watched(environment.tests[name], deep=True) for name in _TESTS}
-    environment.tests = {**environment.tests, **tests}
+    known: dict[str, Any] = environment.tests
+    environment.tests = {**known, **{name: functions.watched(known[name], deep=True) for name in _TESTS}}
     environment.globals = dict(functions.GLOBALS)
     return environment
 
