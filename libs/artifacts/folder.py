@@ -207,7 +207,7 @@ def _artifacts(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path
     paths = list(said) if said else list(files_of(folder))
     if not paths:
         raise FolderError(f"{folder} holds no files")
-    places = {path: folder / path for path in paths} | added
+    places = {**{path: folder / path for path in paths}, **added}
     for path in places:
         if path not in added:
             _check_place(folder, path)
