@@ -54,8 +54,8 @@ class PredictionRest(predictions_pb2_grpc.PredictionServiceServicer):
                 told.headers.append(("content-encoding", coding))
                 body = compressed(body, coding)
             if len(body) > self._max_bytes:
-                message = f"the answer has {len(body)} bytes, and may have {self._max_bytes}: ask for fewer rows"
-                raise WeirError(Reason.PAYLOAD_TOO_LARGE, message, limit="max_message_bytes")
+                words = f"the answer has {len(body)} bytes, and may have {self._max_bytes}: ask for fewer rows"
+                raise WeirError(Reason.PAYLOAD_TOO_LARGE, words, limit="max_message_bytes")
             kind = "application/json" if length is None else "application/octet-stream"
             return HttpBody(content_type=kind, data=body)
 
