@@ -48,9 +48,11 @@ class Load:
 
         :raises httpx.HTTPError: it was refused, or broke off.
         """
+        headers = {"authorization": f"Bearer {self.key}", "host": self.name}
+        options = {"headers": headers, "extensions": {"sni_hostname": self.name}}
         text, ended = "", False
         body = {"model": self.model, **QUESTION}
-        with client.stream("POST", f"{self.url}/v1/chat/completions", json=body, **self._options()) as answer:
+        with client.stream("POST", f"{self.url}/v1/chat/completions", json=body, **options) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise httpx.HTTPError(f"{answer.status_code} {answer.read()[:300]!r}")
             for line in answer.iter_lines():
@@ -61,21 +63,6 @@ class Load:
         if not ended or not text:
             raise httpx.HTTPError(f"it ended after {text!r}")
         return text
-
-    def predict(self, client: httpx.Client, model: str, inputs: list[dict], timeout: float) -> dict:
-        """A prediction, asked for again while nobody can answer.
-
-        :raises httpx.HTTPError: nobody can, in time.
-        """
-        body = {"inputs": inputs, "parameters": {"degradable": False}}
-        deadline = time.monotonic() + timeout
-        while True:
-            answer = client.post(f"{self.url}/v2/models/{model}/infer", json=body, **self._options())
-            if answer.status_code == httpx.codes.OK:
-                return answer.json()
-            if time.monotonic() > deadline:
-                raise httpx.HTTPError(f"{answer.status_code} {answer.text[:300]}")
-            self._stop.wait(0.5)
 
     def settle(self, timeout: float) -> None:
         """Until a first chat is answered.
@@ -109,10 +96,6 @@ class Load:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{wanted - self.done.total()} of {count} answers are missing: {self.failed[-3:]}")
             self._stop.wait(0.1)
-
-    def _options(self) -> dict:
-        headers = {"authorization": f"Bearer {self.key}", "host": self.name}
-        return {"headers": headers, "extensions": {"sni_hostname": self.name}}
 
     def _call_on(self, number: int) -> None:
         with self.client(keep=number % 2 == 0) as client:

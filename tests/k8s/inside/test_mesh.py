@@ -17,7 +17,6 @@ from tests.k8s.inside.load import Load
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.node import CommandError
 from tests.support.cluster.objects import Pod
-from tests.support.engine import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # a bound for a machine that others keep busy; the whole takes 3 minutes
 UP_SECONDS = 180.0
@@ -59,18 +58,6 @@ def reach(cluster: Cluster, pod: Pod, host: str, port: int) -> None:
 def test_an_answer_streams_through_the_service_of_the_edge(cluster: Cluster, load: Load) -> None:
     with load.client(keep=True) as client:
         assert len(load.ask(client)) > 20
-
-
-def test_a_prediction_comes_through_the_service_of_the_edge(cluster: Cluster, load: Load) -> None:
-    """Before the next test, which looks at what the policies refused a predictor as well."""
-    golden = ROOT / "models" / "demo" / "cancer-gbdt" / "golden.json"
-    case = json.loads(golden.read_text())["cases"][0]
-    (predictor,) = cluster.of("predictor")
-    with load.client(keep=True) as client:
-        answer = load.predict(client, "cancer-gbdt", case["inputs"], SETTLE_SECONDS)
-    assert answer["parameters"]["weir_version"] == "cancer-gbdt@1"
-    assert answer["outputs"][0]["data"] == pytest.approx(case["outputs"][0]["data"], rel=1e-4, abs=1e-5)
-    assert cluster.node.state(predictor)[2] == 0
 
 
 def test_the_mesh_needs_nothing_that_the_policies_do_not_allow(cluster: Cluster) -> None:
