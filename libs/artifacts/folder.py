@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
+from libs.artifacts.ends import ends_of, token_ids
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
 from libs.chat_template import TemplateError, chosen
@@ -131,7 +132,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
             top_p=_float(sampling, "top_p", 1.0),
             max_tokens=options.max_tokens or _number(sampling, "max_tokens") or like.sampling_defaults.max_tokens,
         ),
-        eos_token_ids=_eos(listed, generation, config),
+        eos_token_ids=_eos(listed, folder, paths),
         safety_policies=options.safety_policies or _texts(listed, "safety_policies"),
         training_data_sha256=options.training_data_sha256 or _text(listed, "training_data_sha256"),
         chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
@@ -267,14 +268,12 @@ def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _eos(*sources: Mapping[str, Any]) -> list[int]:
-    for source, name in zip(sources, ("eos_token_ids", "eos_token_id", "eos_token_id"), strict=True):
-        value = source.get(name)
-        if isinstance(value, int):
-            return [value]
-        if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
-            return value
-    return []
+def _eos(listed: Mapping[str, Any], folder: Path, paths: Mapping[str, str]) -> Sequence[int]:
+    try:
+        said = token_ids(listed.get("eos_token_ids"))
+        return said or ends_of(lambda name: json_object(folder / name) if name in paths else {})
+    except (TypeError, ValueError) as error:
+        raise FolderError(f"{folder}: what ends a sequence is malformed ({error})") from error
 
 
 def _tokenizer_digest(paths: Mapping[str, str]) -> str:
