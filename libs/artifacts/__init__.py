@@ -17,7 +17,7 @@ from libs.artifacts.blobs import (
     get_file,
 )
 from libs.artifacts.fetch import Fetched, FetchError, artifacts_of, check_blobs, fetch, read_checked
-from libs.artifacts.folder import FolderError, FormatError, Options, describe
+from libs.artifacts.folder import FolderError, FormatError, Options, describe, unread
 from libs.artifacts.local import LocalBlobStore
 from libs.artifacts.manifest import (
     BLOBS,
@@ -93,6 +93,7 @@ __all__ = [
     "role_of",
     "sign",
     "signers",
+    "unread",
     "upload",
     "verify",
     "write_key",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -17,6 +18,7 @@ from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
+from libs.artifacts.ends import ends_of, token_ids
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
 from libs.chat_template import TemplateError, chosen
@@ -28,6 +30,10 @@ _HASH_THREADS = 2
 _TRIAL = 60.0
 """Seconds for the trial of a chat template; it has 5 of processor time."""
 _MAX_JSON = 64 << 20
+_OTHER_FOLDERS = frozenset({"coreml", "gguf", "onnx", "openvino", "original"})
+_OTHER_FORMS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.ot", "*.pt", "*.pth", "*.tflite", "consolidated*")
+"""Beside safetensors, what no engine here reads."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _WANTED = ("name", "version", "pool", "architecture")
 """What every version says; those that generate say more."""
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
@@ -123,6 +129,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         context_length=options.context_length
         or _number(listed, "context_length")
         or _number(config, "max_position_embeddings")
+        or _number(_mapping(config, "text_config"), "max_position_embeddings")
         or base.context_length,
         tier=options.tier or _text(listed, "tier") or like.tier,
         pool=options.pool or _text(listed, "pool") or like.pool,
@@ -130,8 +137,11 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
             temperature=_float(sampling, "temperature", 1.0),
             top_p=_float(sampling, "top_p", 1.0),
             max_tokens=options.max_tokens or _number(sampling, "max_tokens") or like.sampling_defaults.max_tokens,
+            top_k=_number(sampling, "top_k"),
+            min_p=_float(sampling, "min_p", 0.0),
+            repetition_penalty=_float(sampling, "repetition_penalty", 0.0),
         ),
-        eos_token_ids=_eos(listed, generation, config),
+        eos_token_ids=_eos(listed, folder, paths),
         safety_policies=options.safety_policies or _texts(listed, "safety_policies"),
         training_data_sha256=options.training_data_sha256 or _text(listed, "training_data_sha256"),
         chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
@@ -165,7 +175,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         built.schema_sha256 = schema
     for name in _WANTED if built.HasField("prediction") else (*_WANTED, "tier", "context_length"):
         if not getattr(built, name):
-            raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; give it as an option")
+            raise FolderError(f"{folder} does not say its {name.replace('_', ' ')}; say --{name.replace('_', '-')}")
     return built
 
 
@@ -183,20 +193,60 @@ def check_step(folder: Path, step: pb.PredictionStep) -> None:
 
 
 def files_of(folder: Path) -> Iterator[str]:
-    """Paths of the files of a folder that has no manifest: not hidden, in order.
+    """Paths of the files of a folder that has no manifest: not hidden, not empty, and not `unread`, in order.
 
-    :raises FolderError: one is a link or no regular file.
+    :raises FolderError: one is a link, but of Hugging Face's cache, or no regular file.
     """
+    every = list(_visible(folder))
+    left_out = set(_unread(every))
+    return (each for each in every if each not in left_out)
+
+
+def unread(folder: Path) -> list[str]:
+    """Of a checkpoint's files, those that no engine reads: the same weights in other forms, and what is empty.
+
+    :raises FolderError: as of `files_of`.
+    """
+    if json_object(folder / FOLDER_MANIFEST).get("files"):
+        return []
+    return list(_unread(list(_visible(folder)))) + [str(each) for each in _empty(folder)]
+
+
+def _visible(folder: Path) -> Iterator[str]:
+    empty = set(_empty(folder))
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if any(part.startswith(".") for part in relative.parts) or str(relative) == FOLDER_MANIFEST:
             continue
-        if path.is_symlink():
+        if path.is_symlink() and not _of_cache(folder, path):
             raise FolderError(f"{relative} is a link; a model's files must lie in its folder themselves")
         if path.is_file():
-            yield relative.as_posix()
+            if relative not in empty:
+                yield relative.as_posix()
         elif not path.is_dir():
             raise FolderError(f"{relative} is no regular file")
+
+
+def _empty(folder: Path) -> list[Path]:
+    """Such as the `__init__.py` of a model's code; weights that are empty are a fault."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.stat().st_size)
+    return [path.relative_to(folder) for path in files if not role_of(path.name)]
+
+
+def _unread(files: Sequence[str]) -> Iterator[str]:
+    if "config.json" not in files or not any(fnmatch(each, "model*.safetensors") for each in files):
+        return
+    for path in files:
+        first, inside_one, _ = path.partition("/")
+        if (inside_one and first in _OTHER_FOLDERS) or any(fnmatch(Path(path).name, form) for form in _OTHER_FORMS):
+            yield path
+
+
+def _of_cache(folder: Path, path: Path) -> bool:
+    """Whether a link leads to where Hugging Face's cache keeps what a snapshot of it is made of."""
+    snapshot = folder.resolve()
+    blobs = snapshot.parent.parent / "blobs"
+    return snapshot.parent.name == "snapshots" and path.resolve().parent == blobs
 
 
 def _artifacts(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path]) -> list[pb.Artifact]:
@@ -223,7 +273,7 @@ def _check_place(folder: Path, path: str) -> None:
     place = folder
     for part in path.split("/"):
         place = place / part
-        if place.is_symlink():
+        if place.is_symlink() and not _of_cache(folder, place):
             raise FolderError(f"{path} is a link; a model's files must lie in its folder themselves")
     if not place.is_file():
         raise FolderError(f"{path} is missing")
@@ -260,21 +310,22 @@ def json_object(path: Path) -> dict[str, Any]:
 def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     # A checkpoint that does not sample says so by do_sample, whatever temperature stands beside it.
     if generation.get("do_sample") is False:
-        return {"temperature": 0.0}
-    found = {name: generation[name] for name in ("temperature", "top_p") if generation.get(name) is not None}
+        found = {"temperature": 0.0}
+    else:
+        found = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    if generation.get("repetition_penalty") not in (None, 1, 1.0):
+        found["repetition_penalty"] = generation["repetition_penalty"]
     if generation.get("max_new_tokens"):
         found["max_tokens"] = generation["max_new_tokens"]
     return found
 
 
-def _eos(*sources: Mapping[str, Any]) -> list[int]:
-    for source, name in zip(sources, ("eos_token_ids", "eos_token_id", "eos_token_id"), strict=True):
-        value = source.get(name)
-        if isinstance(value, int):
-            return [value]
-        if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
-            return value
-    return []
+def _eos(listed: Mapping[str, Any], folder: Path, paths: Mapping[str, str]) -> Sequence[int]:
+    try:
+        said = token_ids(listed.get("eos_token_ids"))
+        return said or ends_of(lambda name: json_object(folder / name) if name in paths else {})
+    except (TypeError, ValueError) as error:
+        raise FolderError(f"{folder}: what ends a sequence is malformed ({error})") from error
 
 
 def _tokenizer_digest(paths: Mapping[str, str]) -> str:

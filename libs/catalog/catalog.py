@@ -41,6 +41,10 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     default_max_tokens: int
     default_temperature: float
     default_top_p: float
+    default_top_k: int = 0
+    default_min_p: float = 0.0
+    default_repetition_penalty: float = 0.0
+    """0: none."""
     max_context: int = 0
     max_output: int = 0
 
@@ -218,6 +222,9 @@ class Catalog:
             default_max_tokens=version.sampling_defaults.max_tokens,
             default_temperature=version.sampling_defaults.temperature,
             default_top_p=version.sampling_defaults.top_p,
+            default_top_k=version.sampling_defaults.top_k,
+            default_min_p=version.sampling_defaults.min_p,
+            default_repetition_penalty=version.sampling_defaults.repetition_penalty,
             max_context=min((limit.max_context for limit in found if limit and limit.max_context), default=0),
             max_output=min((limit.max_output for limit in found if limit and limit.max_output), default=0),
         )

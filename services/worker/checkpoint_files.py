@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from libs.artifacts.ends import ends_of
 from libs.versions.manifest import parse_object
 from services.worker.engines.port import EngineLoadError
 
@@ -20,8 +21,16 @@ def read_object(path: Path) -> dict[str, Any]:
         raise EngineLoadError(f"{path}: {error.strerror}") from error
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """What stands under `eos_token_id` or `bos_token_id`: one id, several or none."""
-    if value is None:
-        return ()
-    return tuple(int(each) for each in value) if isinstance(value, list) else (int(value),)
+def ends_in(folder: Path) -> tuple[int, ...]:
+    """The tokens that end what the model of a folder says.
+
+    :raises EngineLoadError: a file is malformed.
+    """
+
+    def read(name: str) -> dict[str, Any]:
+        return read_object(folder / name) if (folder / name).exists() else {}
+
+    try:
+        return ends_of(read)
+    except (TypeError, ValueError) as error:
+        raise EngineLoadError(f"{folder}: eos_token_id is malformed ({error})") from error

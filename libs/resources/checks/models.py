@@ -93,6 +93,11 @@ def _check_sampling(message: pb.ModelVersion) -> Iterator[Fault]:
     yield from check_range(f"{path}.temperature", sampling, 0, 2)
     if not 0.0 < sampling.top_p <= 1.0:
         yield Fault(f"{path}.top_p", "must be above 0 and at most 1")
+    yield from check_range(f"{path}.min_p", sampling, 0, 1)
+    if sampling.repetition_penalty:
+        yield from check_range(f"{path}.repetition_penalty", sampling, 0.01, 10)
+    if sampling.top_k >= 1 << 31:
+        yield Fault(f"{path}.top_k", "must be below 2147483648")
     if sampling.max_tokens > message.context_length:
         yield Fault(f"{path}.max_tokens", "must fit the context")
 

@@ -38,6 +38,8 @@ def push(
     version: Annotated[str, Option(help="Its version; likewise.")] = "",
     tier: Annotated[str, Option(help="fast or quality; else that of the base, or of the newest of its name.")] = "",
     pool: Annotated[str, Option(help="The worker pool that serves it; likewise.")] = "",
+    architecture: Annotated[str, Option(help="Its class in transformers; else as config.json says.")] = "",
+    context_length: Annotated[int, Option(least=0, help="Tokens of its context; likewise.")] = 0,
     namespace: Annotated[str, Option(help='Whose keys sign it; empty is "default".')] = "",
     key: Keys = (),
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
@@ -67,7 +69,7 @@ def push(
     is asked for what it gives for golden rows; what was found out is printed. Pickles are refused.
 
     Again with the same content nothing happens; other content under a name and version that exist is refused."""
-    from libs.artifacts import BlobError, FolderError, Options, PushError, full_name
+    from libs.artifacts import BlobError, FolderError, Options, PushError, full_name, unread
     from libs.artifacts import push as push_folder
 
     said = Options(
@@ -75,6 +77,8 @@ def push(
         version=version,
         tier=tier,
         pool=pool,
+        architecture=architecture,
+        context_length=context_length,
         namespace=namespace,
         max_tokens=max_tokens,
         safety_policies=safety_policy,
@@ -121,6 +125,8 @@ def push(
     if found is not None:
         print_fields(found.lines)
     verb = "would be" if dry_run else "is"
+    if left_out := unread(folder):
+        print(f"not sent, since no engine reads it: {', '.join(left_out)}")
     files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
     sent = "" if dry_run else f"; {uploaded} new ({_size(uploaded_bytes)})" if uploaded else "; none new"
     print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from libs.catalog import ModelLimits
 from libs.errors import Reason, WeirError
 from services.gateway.policy.spec import BoundParameters, Parameters
 
+_N = TypeVar("_N", int, float)
 MAX_CHOICES = 8
 MAX_LOGPROBS = 20
 MAX_STOPS = 4
@@ -117,9 +120,9 @@ def bind_parameters(
         temperature=_default(given.temperature, limits.default_temperature),
         # Of no probability at all the most likely token is left, as OpenAI means it; engines know that by another name.
         top_p=1.0 if given.top_p == 0 else _default(given.top_p, limits.default_top_p or 1.0),
-        top_k=1 if given.top_p == 0 else given.top_k or 0,
-        min_p=given.min_p or 0.0,
-        repetition_penalty=_default(given.repetition_penalty, 1.0),
+        top_k=1 if given.top_p == 0 else _default(given.top_k, limits.default_top_k),
+        min_p=_default(given.min_p, limits.default_min_p),
+        repetition_penalty=_default(given.repetition_penalty, limits.default_repetition_penalty or 1.0),
         presence_penalty=given.presence_penalty or 0.0,
         frequency_penalty=given.frequency_penalty or 0.0,
         stop=given.stop,
@@ -135,5 +138,5 @@ def bind_parameters(
     )
 
 
-def _default(value: float | None, default: float) -> float:
+def _default(value: _N | None, default: _N) -> _N:
     return default if value is None else value

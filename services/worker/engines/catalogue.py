@@ -116,7 +116,7 @@ def _step_costs(options: SimulatedOptions) -> StepCosts:
 
 
 def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None) -> Engine:
-    from services.worker.checkpoint_files import read_object
+    from services.worker.checkpoint_files import ends_in
     from services.worker.engines.tensorrt_llm import TensorrtSettings, build
 
     if len(settings.models) != 1:  # it cannot load others while it runs
@@ -133,7 +133,7 @@ def _tensorrt_llm(settings: Settings, clock: Clock, on_failure: OnFailure | None
             max_context=options.max_context,
             tensor_parallel=options.tensor_parallel,
             require_manifest=options.require_manifest,
-            eos_token_ids=tuple(sorted(_eos(read_object(Path(folder) / "config.json")))),
+            eos_token_ids=ends_in(Path(folder)),
         ),
         clock=clock,
         on_failure=on_failure,
@@ -156,9 +156,3 @@ _BUILDERS: dict[str, Callable[[Settings, Clock, OnFailure | None], Engine]] = {
     "tensorrt_llm": _tensorrt_llm,
     "vllm": _vllm,
 }
-
-
-def _eos(config: dict[str, Any]) -> frozenset[int]:
-    from services.worker.checkpoint_files import token_ids
-
-    return frozenset(token_ids(config.get("eos_token_id")))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.worker.checkpoint_files import read_object, token_ids
+from services.worker.checkpoint_files import ends_in, read_object
 from services.worker.engines.port import EngineLoadError
 
 FAULTS_FILE = "simulated.json"
@@ -76,7 +76,7 @@ def read_files(folder: str) -> VersionFiles:
         return VersionFiles(
             vocabulary=int(config.get("vocab_size", 0)),
             max_context=int(config.get("max_position_embeddings", 0)),
-            eos_token_ids=frozenset(token_ids(config.get("eos_token_id"))),
+            eos_token_ids=frozenset(ends_in(Path(folder))),
             faults=read_object(path) if path.exists() else {},
         )
     except (TypeError, ValueError) as error:

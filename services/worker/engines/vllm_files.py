@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from libs.artifacts.ends import ends_of
 from libs.versions.manifest import MANIFEST
-from services.worker.checkpoint_files import read_object, token_ids
+from services.worker.checkpoint_files import read_object
 from services.worker.engines.port import EngineLoadError
 from services.worker.model_files import ModelFiles, Seal
 
@@ -41,9 +42,10 @@ def read_checkpoint(folder: Path, model: str, *, require_manifest: bool) -> Chec
     # Python files are among them: `auto_map` of a config.json names code.
     used = {path.name for pattern in _READ_BY_VLLM for path in folder.glob(pattern)} - {MANIFEST}
     seal = files.seal(sorted(used))
-    eos = frozenset(token_ids(files.read_object("config.json").get("eos_token_id")))
-    if "generation_config.json" in files:
-        eos |= frozenset(token_ids(files.read_object("generation_config.json").get("eos_token_id")))
+    try:
+        eos = frozenset(ends_of(lambda name: files.read_object(name) if name in files else {}))
+    except (TypeError, ValueError) as error:
+        raise EngineLoadError(f"{folder}: eos_token_id is malformed ({error})") from error
     return Checkpoint(eos=eos, has_tokenizer="tokenizer.json" in files, seal=seal)
 
 

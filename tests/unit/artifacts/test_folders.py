@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts import FolderError, Options, describe, role_of
+from libs.artifacts import FolderError, Options, describe, role_of, unread
 
 OPTIONS = Options(name="m", version="2", tier="fast", pool="p", architecture="A", context_length=8)
 
@@ -140,3 +141,59 @@ def test_folders_that_make_no_sense(tmp_path: Path, files: dict[str, Any], compl
         return
     with pytest.raises(FolderError, match=complaint):
         describe(path, replace(OPTIONS, context_length=0))
+
+
+def test_sampling_defaults_are_kept_as_a_checkpoint_has_them(tmp_path: Path) -> None:
+    """As Qwen2.5's; a caller who says nothing gets them."""
+    said = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.5}
+    made = describe(folder(tmp_path, generation_config__json=said), OPTIONS).sampling_defaults
+    assert (made.top_k, made.repetition_penalty) == (20, 1.5)
+    assert made.min_p == pytest.approx(0.1)
+    said = {"do_sample": False, "repetition_penalty": 1.5, "top_k": 50}
+    made = describe(folder(tmp_path, generation_config__json=said), OPTIONS).sampling_defaults
+    assert (made.temperature, made.top_k, made.repetition_penalty) == (0.0, 0, 1.5)
+
+
+CHECKPOINT = {
+    "config__json": {"architectures": ["A"], "text_config": {"max_position_embeddings": 8}},
+    "model.safetensors": "weights",
+    "tokenizer__json": {},
+}
+OTHERS = ("original/a.pth", "onnx/model.onnx", "pytorch_model.bin", "consolidated.safetensors", "code/__init__.py")
+
+
+def laid(path: Path, names: Iterable[str], content: str = "x") -> Path:
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("" if name.endswith("__init__.py") else content)
+    return path
+
+
+def test_what_no_engine_reads_is_left_out(tmp_path: Path) -> None:
+    path = laid(folder(tmp_path, **CHECKPOINT), OTHERS)
+    made = describe(path, replace(OPTIONS, context_length=0))
+    assert [each.path for each in made.artifacts] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert set(unread(path)) == set(OTHERS)
+    assert made.context_length == 8
+    (path / "model.safetensors").unlink()  # then it is all there is
+    assert "pytorch_model.bin" in [each.path for each in describe(path, OPTIONS).artifacts]
+
+
+def test_a_snapshot_of_hugging_faces_cache_is_a_folder_and_other_links_are_not(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, (name, content) in enumerate(CHECKPOINT.items()):
+        (blobs / str(number)).write_text(content if isinstance(content, str) else json.dumps(content))
+        (snapshot / name.replace("__", ".")).symlink_to(f"../../blobs/{number}")
+    made = describe(snapshot, OPTIONS)
+    assert [each.path for each in made.artifacts] == ["config.json", "model.safetensors", "tokenizer.json"]
+    (tmp_path / "secret").write_text("x")
+    (snapshot / "more.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(FolderError, match=r"more\.json is a link"):
+        describe(snapshot, OPTIONS)
+    (snapshot / "more.json").unlink()
+    (blobs / "link").symlink_to(tmp_path / "secret")
+    (snapshot / "more.json").symlink_to("../../blobs/link")
+    with pytest.raises(FolderError, match=r"more\.json is a link"):
+        describe(snapshot, OPTIONS)

@@ -100,6 +100,23 @@ def test_a_prompt_past_the_context_is_refused() -> None:
     assert caught.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
 
 
+def test_what_a_caller_leaves_open_is_as_the_model_has_it() -> None:
+    limits = ModelLimits(
+        context_length=100,
+        default_max_tokens=20,
+        default_temperature=0.7,
+        default_top_p=0.8,
+        default_top_k=20,
+        default_min_p=0.1,
+        default_repetition_penalty=1.1,
+    )
+    open_ = bind_parameters(Parameters(), limits, prompt_tokens=10)
+    assert (open_.top_k, open_.min_p, open_.repetition_penalty) == (20, 0.1, 1.1)
+    said = bind_parameters(Parameters(top_k=0, min_p=0.0, repetition_penalty=1.0), limits, prompt_tokens=10)
+    assert (said.top_k, said.min_p, said.repetition_penalty) == (0, 0.0, 1.0)
+    assert bind_parameters(Parameters(), LIMITS, prompt_tokens=10).repetition_penalty == 1.0
+
+
 def test_the_tenants_limits_bind_below_the_models() -> None:
     limits = ModelLimits(
         context_length=100,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.checkpoint_files import token_ids
+from libs.artifacts.ends import ends_of, token_ids
 from services.worker.engines.port import EngineLoadError
 from services.worker.model_files import ModelFiles
 
@@ -63,16 +63,17 @@ class ModelConfig:
 
 
 def load_config(files: ModelFiles) -> ModelConfig:
-    """The configuration of a checkpoint; eos ids of generation_config.json win, as in transformers.
+    """The configuration of a checkpoint. What ends a sequence is said in three places: see `libs.artifacts.ends`.
 
     :raises EngineLoadError: a file is missing, malformed or asks for something this engine does not do.
     """
     path = files.folder / "config.json"
     raw = files.read_object("config.json")
-    if GENERATION in files:
-        generation = files.read_object(GENERATION)
-        raw |= {key: generation[key] for key in ("eos_token_id", "bos_token_id") if key in generation}
+    generation = files.read_object(GENERATION) if GENERATION in files else {}
+    raw |= {key: generation[key] for key in ("bos_token_id",) if key in generation}
     try:
+        if ends := ends_of(lambda name: files.read_object(name) if name in files else {}):
+            raw["eos_token_id"] = list(ends)
         return parse_config(raw)
     except EngineLoadError as error:
         raise EngineLoadError(f"{path}: {error}") from None
