@@ -12,7 +12,7 @@ import pytest
 from tests.compose.composed import Composed
 from tests.support import engine
 
-pytestmark = pytest.mark.timeout(10 * engine.MINUTES)
+pytestmark = pytest.mark.timeout(26 * engine.MINUTES)
 
 RIGHTS = """
 import json, os

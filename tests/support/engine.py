@@ -15,7 +15,7 @@ CANNOT = 77
 MINUTES = 60.0
 
 
-def require(*command: str | Path, timeout: float = 9 * MINUTES) -> None:
+def require(*command: str | Path, timeout: float = 25 * MINUTES) -> None:
     """Runs what a test needs to have run. Where it cannot run, the test is skipped, and fails with WEIR_CI=1."""
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
@@ -25,7 +25,7 @@ def require(*command: str | Path, timeout: float = 9 * MINUTES) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def run(*command: str | Path, timeout: float = 2 * MINUTES, check: bool = True) -> str:
+def run(*command: str | Path, timeout: float = 10 * MINUTES, check: bool = True) -> str:
     """What a command says that runs beside the engine: `docker` is on its path, published ports are its loopback's."""
     done = subprocess.run(
         [ENGINE, "run", *command],
