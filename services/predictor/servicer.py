@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -36,6 +38,8 @@ _NEVER = (
 )
 """Methods of Triton's that are refused by name."""
 _PAID = registry_pb2.PLAN_PAID
+_FIRST = 1.0
+"""Seconds that a stream which is refused anyway may take for its first request."""
 
 
 class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -280,6 +284,10 @@ def add(servicer: InferenceServicer, server: grpc.aio.Server) -> list[str]:
             refuse()
 
         async def stream(requests: Any, context: grpc.aio.ServicerContext) -> None:
+            # Who is refused while it writes its first request hears that it could not write.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST):
+                    await anext(aiter(requests), None)
             refuse()
 
         if method == "ModelStreamInfer":
