@@ -94,5 +94,5 @@ def test_nothing_of_the_folder_where_one_stands_is_run(
         models_derive._child({"folder": ".", "prediction": spec, "max_rows": None, "golden": "", "to": "golden.json"})
     assert "the manifest must say those of others" in capsys.readouterr().err
     with pytest.raises(FolderError, match="chat_template"):
-        folders._try_template(b"{% if %}")
+        folders._try_template("{% if %}")
     assert not (tmp_path / "mark").exists()
