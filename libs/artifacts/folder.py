@@ -18,13 +18,13 @@ from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
-from libs.artifacts.ends import ends_of, token_ids
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
 from libs.artifacts.roles import role_of
 from libs.chat_template import TemplateError, chosen
 from libs.children.spawning import module_path
 from libs.model_files import format_of, is_pickle, pickle_fault
 from libs.resources.schemas import schema_sha256
+from libs.versions.ends import ends_of, token_ids
 
 _HASH_THREADS = 2
 _TRIAL = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from libs.artifacts.ends import ends_of
+from libs.versions.ends import ends_of
 from libs.versions.manifest import parse_object
 from services.worker.engines.port import EngineLoadError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libs.artifacts.ends import ends_of
+from libs.versions.ends import ends_of
 from libs.versions.manifest import MANIFEST
 from services.worker.checkpoint_files import read_object
 from services.worker.engines.port import EngineLoadError

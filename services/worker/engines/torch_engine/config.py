@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from libs.artifacts.ends import ends_of, token_ids
+from libs.versions.ends import ends_of, token_ids
 from services.worker.engines.port import EngineLoadError
 from services.worker.model_files import ModelFiles
 
@@ -63,7 +63,7 @@ class ModelConfig:
 
 
 def load_config(files: ModelFiles) -> ModelConfig:
-    """The configuration of a checkpoint. What ends a sequence is said in three places: see `libs.artifacts.ends`.
+    """The configuration of a checkpoint. What ends a sequence is said in three places: see `libs.versions.ends`.
 
     :raises EngineLoadError: a file is missing, malformed or asks for something this engine does not do.
     """

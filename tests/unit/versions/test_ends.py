@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from libs.artifacts.ends import ends_of
+from libs.versions.ends import ends_of
 
 CONFIG = {"eos_token_id": 2}
 MARK = {"eos_token": "<|im_end|>"}
