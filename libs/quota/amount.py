@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import add, sub
 from typing import NamedTuple
 
 NO_LIMIT = 1 << 62
@@ -24,19 +23,27 @@ class Amount(NamedTuple):
 
     def plus(self, other: Amount) -> Amount:
         """Both together."""
-        return Amount(*map(add, self, other))
+        return Amount(
+            self.tokens + other.tokens,
+            self.requests + other.requests,
+            self.spend + other.spend,
+            self.slots + other.slots,
+            self.uncounted + other.uncounted,
+        )
 
     def minus(self, other: Amount) -> Amount:
         """What is left without the other."""
-        return Amount(*map(sub, self, other))
+        return Amount(
+            self.tokens - other.tokens,
+            self.requests - other.requests,
+            self.spend - other.spend,
+            self.slots - other.slots,
+            self.uncounted - other.uncounted,
+        )
 
     def most(self, other: Amount) -> Amount:
         """Of each the larger."""
         return Amount(*map(max, self, other))
-
-    def covers(self, other: Amount) -> bool:
-        """Whether the other can be taken out of it; of what it has nothing of, whatever is left."""
-        return all(much <= left or much <= 0 for left, much in zip(self[:4], other[:4], strict=True))
 
 
 NOTHING = Amount()

@@ -254,9 +254,14 @@ class Scope:
         if own == NOTHING:
             return False
         others = self.holdings.but(holder, now)
-        used = Amount(self.tokens.used(now) + self.held_tokens, self.requests.used(now), slots=self.in_use).plus(others)
-        limits = Amount(spec.tokens_per_minute, spec.requests_per_minute, slots=spec.concurrency)
-        return not limits.minus(used)._replace(spend=self._money_left(others.spend, now)).covers(own)
+        tokens = self.tokens.used(now) + self.held_tokens + others.tokens
+        requests = self.requests.used(now) + others.requests
+        return (
+            (own.tokens > 0 and spec.tokens_per_minute - tokens < own.tokens)
+            or (own.requests > 0 and spec.requests_per_minute - requests < own.requests)
+            or (own.spend > 0 and self._money_left(others.spend, now) < own.spend)
+            or (own.slots > 0 and spec.concurrency - self.in_use - others.slots < own.slots)
+        )
 
     def _money_left(self, others: int, now: int) -> int:
         held, limit = self.held_spend + others, self.spec.spend_microusd
