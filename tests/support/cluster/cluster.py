@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.support.cluster import csi, rules
-from tests.support.cluster.node import GATEWAY, End, Node
+from tests.support.cluster.node import GATEWAY, SERVICES, End, Node
 from tests.support.cluster.objects import Document, Manifests, Pod, host_names
 from tests.support.cluster.volumes import Files, Volumes
 
@@ -163,8 +163,8 @@ class Cluster:
 
         def apply(numbered: tuple[int, Pod]) -> None:
             turn, pod = numbered
-            nobody = rules.unserved(ready, self._services, self.addresses)
-            text = rules.policies(pod, pods, [*self._gone, *nobody], policies, GATEWAY)
+            # Not those alone that nobody serves now: between the two tables a service that changes would be in neither.
+            text = rules.policies(pod, pods, [*self._gone, SERVICES], policies, GATEWAY)
             self.node.apply(pod.name, text + rules.services(turn, ready, self._services, self.addresses))
 
         with ThreadPoolExecutor(2) as pool:

@@ -35,7 +35,8 @@ COMMIT
 def policies(pod: Pod, pods: Collection[Pod], gone: Iterable[str], rules: Iterable[Document], node: str) -> str:
     """What a pod may receive and send, for `iptables-restore --noflush`.
 
-    :param gone: addresses of former pods: there is nobody any more, which is another thing than a denied flow.
+    :param gone: addresses where nobody is, which is another thing than a denied flow: of former pods, and of services,
+        since whoever is behind one is addressed before these rules are looked at.
     :param node: the address of the node, whose probes always pass.
     """
     own = [rule for rule in rules if selects(rule["spec"].get("podSelector"), pod.labels)]
@@ -81,16 +82,6 @@ def _peers(peers: Sequence[Document] | None, pods: Collection[Pod]) -> Iterator[
             yield peer["ipBlock"]["cidr"], None
         elif "namespaceSelector" not in peer:  # there is no other namespace here
             yield from ((each.address, each) for each in pods if selects(peer["podSelector"], each.labels))
-
-
-def unserved(ready: Iterable[Pod], documents: Iterable[Document], addresses: Mapping[str, str]) -> list[str]:
-    """Addresses of services behind which nobody is ready."""
-    ready = list(ready)
-    return [
-        addresses[each["metadata"]["name"]]
-        for each in documents
-        if not any(selects({"matchLabels": each["spec"]["selector"]}, pod.labels) for pod in ready)
-    ]
 
 
 def services(turn: int, ready: Iterable[Pod], documents: Iterable[Document], addresses: Mapping[str, str]) -> str:
