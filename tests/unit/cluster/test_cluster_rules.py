@@ -77,7 +77,9 @@ def test_a_service_leads_to_a_pod_that_is_ready() -> None:
     told = rules.services(0, [A, B], [service], {"s": "10.1.0.1"})
     assert f"-d 10.1.0.1 -p tcp --dport 80 -j DNAT --to-destination {B.address}:7" in told
     assert "DNAT" not in rules.services(0, [A], [service], {"s": "10.1.0.1"})
-    assert rules.unserved([A], [service], {"s": "10.1.0.1"}) == ["10.1.0.1"]
+    # Then its address is refused, as every service's is that leads nowhere.
+    lines = rules.policies(A, [A, B, C], ["10.1.0.0/16"], [DENY], NODE).splitlines()
+    assert lines.index(f"-A {rules.OUT} -d 10.1.0.0/16 -j REJECT") < lines.index(f"-A {rules.OUT} -j {rules.DENIED}")
 
 
 @pytest.mark.parametrize(
