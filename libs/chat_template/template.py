@@ -72,14 +72,14 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has more than {MAX_SOURCE} characters")
         try:
-            self._template = _ENVIRONMENT.from_string(source)
             tree = _ENVIRONMENT.parse(source)
+            texts = [each.data for each in tree.find_all(nodes.TemplateData)]
+            texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
+            self.literals = "\0".join(texts)
+            """Text that stands in the template."""
+            self._template = _ENVIRONMENT.from_string(tree)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
-        texts = [each.data for each in tree.find_all(nodes.TemplateData)]
-        texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
-        self.literals = "\0".join(texts)
-        """Text that stands in the template."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
         """The conversation as text, open for the assistant's turn. `names` are variables such as `bos_token`.

@@ -75,9 +75,12 @@ class TextModel:
         folded = [token.content for token in added if token.normalized] if normal is not None else []
         self._normalised = normal.normalize_str if folded else None
         self._folded = _any_of(normal.normalize_str(content) for content in folded)
-        self._bytes = self._byte_table(spec, {token.content for token in every if token.special})
-        self._pieces = _SPACE in json.dumps(spec.get("decoder"), ensure_ascii=False)
-        self.vocabulary_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        vocabulary, decoder = self._tokenizer.get_vocab(), spec.get("decoder") or {}
+        self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
+        special = {token.content for token in every if token.special}
+        of_bytes = decoder.get("type") == "ByteLevel"
+        self._bytes = _byte_table(vocabulary, self.vocabulary_size, special) if of_bytes else None
+        self._pieces = _SPACE in json.dumps(decoder, ensure_ascii=False)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of raw text, with the tokenizer's own framing (such as a begin-of-sequence token); special tokens
@@ -176,17 +179,16 @@ class TextModel:
         except TemplateError as error:
             raise WeirError(Reason.INVALID_REQUEST, f"messages: {error}", limit="messages") from error
 
-    def _byte_table(self, spec: dict[str, Any], special: set[str]) -> list[bytes] | None:
-        if (spec.get("decoder") or {}).get("type") != "ByteLevel":
-            return None
-        alphabet = byte_alphabet()
-        table = [b""] * (max(self._tokenizer.get_vocab().values(), default=-1) + 1)
-        for text, token_id in self._tokenizer.get_vocab().items():
-            if text in special:
-                continue
-            known = all(character in alphabet for character in text)
-            table[token_id] = bytes(alphabet[c] for c in text) if known else text.encode()
-        return table
+
+def _byte_table(vocabulary: Mapping[str, int], size: int, special: Set[str]) -> list[bytes]:
+    alphabet = byte_alphabet()
+    table = [b""] * size
+    for text, token_id in vocabulary.items():
+        if text in special:
+            continue
+        known = all(character in alphabet for character in text)
+        table[token_id] = bytes(alphabet[c] for c in text) if known else text.encode()
+    return table
 
 
 def _ids(tokenizer: Tokenizer, text: str, *, framed: bool = False) -> list[int]:
