@@ -17,7 +17,8 @@ from libs.artifacts.blobs import (
     get_file,
 )
 from libs.artifacts.fetch import Fetched, FetchError, artifacts_of, check_blobs, fetch, read_checked
-from libs.artifacts.folder import FolderError, FormatError, Options, describe, unread
+from libs.artifacts.files import FolderError, unread
+from libs.artifacts.folder import FormatError, Options, describe
 from libs.artifacts.local import LocalBlobStore
 from libs.artifacts.manifest import (
     BLOBS,

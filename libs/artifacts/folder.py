@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from google.protobuf import json_format
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts.blobs import sha256_of
+from libs.artifacts.files import FolderError, artifacts_in, json_object
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
-from libs.artifacts.roles import role_of
 from libs.chat_template import TemplateError, chosen
-from libs.children.spawning import module_path
+from libs.children.alone import run_alone
 from libs.model_files import format_of, is_pickle, pickle_fault
 from libs.resources.schemas import schema_sha256
 from libs.versions.ends import ends_of, token_ids
 
-_HASH_THREADS = 2
 _TRIAL = 60.0
 """Seconds for the trial of a chat template; it has 5 of processor time."""
-_MAX_JSON = 64 << 20
-_OTHER_FOLDERS = frozenset({"coreml", "gguf", "onnx", "openvino", "original"})
-_OTHER_FORMS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.ot", "*.pt", "*.pth", "*.tflite", "consolidated*")
-"""Beside safetensors, what no engine here reads."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _WANTED = ("name", "version", "pool", "architecture")
 """What every version says; those that generate say more."""
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
 """Files of tokenizers of several files; what the others (`tokenizer_config.json`) hold maps no text to tokens."""
-
-
-class FolderError(Exception):
-    """A folder cannot be made a model version; the message names the file or the field."""
 
 
 class FormatError(FolderError):
@@ -107,7 +91,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     if not folder.is_dir():
         raise FolderError(f"{folder} is no folder")
     listed = json_object(folder / FOLDER_MANIFEST)
-    artifacts = _artifacts(folder, listed, options.added)
+    artifacts = artifacts_in(folder, listed, options.added)
     paths = {each.path: each.sha256 for each in artifacts}
     config = json_object(folder / "config.json") if "config.json" in paths else {}
     generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}
@@ -192,121 +176,6 @@ def check_step(folder: Path, step: pb.PredictionStep) -> None:
         raise FormatError(step.path, step.format, found)
 
 
-def files_of(folder: Path) -> Iterator[str]:
-    """Paths of the files of a folder that has no manifest: not hidden, not empty, and not `unread`, in order.
-
-    :raises FolderError: one is a link, but of Hugging Face's cache, or no regular file.
-    """
-    every = list(_visible(folder))
-    left_out = set(_unread(every))
-    return (each for each in every if each not in left_out)
-
-
-def unread(folder: Path) -> list[str]:
-    """Of a checkpoint's files, those that no engine reads: the same weights in other forms, and what is empty.
-
-    :raises FolderError: as of `files_of`.
-    """
-    if json_object(folder / FOLDER_MANIFEST).get("files"):
-        return []
-    return list(_unread(list(_visible(folder)))) + [str(each) for each in _empty(folder)]
-
-
-def _visible(folder: Path) -> Iterator[str]:
-    empty = set(_empty(folder))
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if any(part.startswith(".") for part in relative.parts) or str(relative) == FOLDER_MANIFEST:
-            continue
-        if path.is_symlink() and not _of_cache(folder, path):
-            raise FolderError(f"{relative} is a link; a model's files must lie in its folder themselves")
-        if path.is_file():
-            if relative not in empty:
-                yield relative.as_posix()
-        elif not path.is_dir():
-            raise FolderError(f"{relative} is no regular file")
-
-
-def _empty(folder: Path) -> list[Path]:
-    """Such as the `__init__.py` of a model's code; weights that are empty are a fault."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.stat().st_size)
-    return [path.relative_to(folder) for path in files if not role_of(path.name)]
-
-
-def _unread(files: Sequence[str]) -> Iterator[str]:
-    if "config.json" not in files or not any(fnmatch(each, "model*.safetensors") for each in files):
-        return
-    for path in files:
-        first, inside_one, _ = path.partition("/")
-        if (inside_one and first in _OTHER_FOLDERS) or any(fnmatch(Path(path).name, form) for form in _OTHER_FORMS):
-            yield path
-
-
-def _of_cache(folder: Path, path: Path) -> bool:
-    """Whether a link leads to where Hugging Face's cache keeps what a snapshot of it is made of."""
-    snapshot = folder.resolve()
-    blobs = snapshot.parent.parent / "blobs"
-    return snapshot.parent.name == "snapshots" and path.resolve().parent == blobs
-
-
-def _artifacts(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path]) -> list[pb.Artifact]:
-    said: dict[str, Mapping[str, Any]] = {}
-    for each in listed.get("files") or ():
-        if not isinstance(each, dict) or not isinstance(each.get("path"), str):
-            raise FolderError(f"{FOLDER_MANIFEST}: malformed list of files")
-        said[each["path"]] = each
-    paths = list(said) if said else list(files_of(folder))
-    if not paths:
-        raise FolderError(f"{folder} holds no files")
-    places = {**{path: folder / path for path in paths}, **added}
-    for path in places:
-        if path not in added:
-            _check_place(folder, path)
-    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
-        told = {path: said.get(path, {}) for path in places if path not in added}
-        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
-
-
-def _check_place(folder: Path, path: str) -> None:
-    if not inside(path) or path == FOLDER_MANIFEST:
-        raise FolderError(f"{FOLDER_MANIFEST} lists {path!r}, which lies outside the folder")
-    place = folder
-    for part in path.split("/"):
-        place = place / part
-        if place.is_symlink() and not _of_cache(folder, place):
-            raise FolderError(f"{path} is a link; a model's files must lie in its folder themselves")
-    if not place.is_file():
-        raise FolderError(f"{path} is missing")
-
-
-def _artifact(path: str, place: Path, said: Mapping[str, Any]) -> pb.Artifact:
-    with place.open("rb", buffering=0) as file:
-        digest, size = sha256_of(cast(BinaryIO, file))
-    if size == 0:
-        raise FolderError(f"{path} is empty")
-    if said and (str(said.get("sha256", "")).lower(), said.get("bytes")) != (digest, size):
-        raise FolderError(f"{path} is not what {FOLDER_MANIFEST} says; make the manifest anew")
-    return pb.Artifact(path=path, sha256=digest, bytes=size, role=str(said.get("role", "")) or role_of(path))
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file.
-
-    :raises FolderError: it is none.
-    """
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise FolderError(f"{path.name} is too large")
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise FolderError(f"{path.name} is no JSON") from error
-    if not isinstance(content, dict):
-        raise FolderError(f"{path.name} is no JSON object")
-    return content
-
-
 def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     # A checkpoint that does not sample says so by do_sample, whatever temperature stands beside it.
     if generation.get("do_sample") is False:
@@ -355,12 +224,9 @@ def _template(folder: Path, paths: Mapping[str, str]) -> str:
 
 def _try_template(template: str) -> None:
     """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
-    argv, environment = [sys.executable, "-P", "-m", "libs.chat_template"], {**os.environ, "PYTHONPATH": module_path()}
     try:
-        tried = subprocess.run(  # noqa: S603 - our own
-            argv, input=template.encode(), capture_output=True, check=False, timeout=_TRIAL, env=environment
-        )
-    except subprocess.TimeoutExpired:
+        tried = run_alone("libs.chat_template", template.encode(), seconds=_TRIAL)
+    except TimeoutError:
         raise FolderError(f"chat_template: still renders after {_TRIAL} s") from None
     if tried.returncode:
         said = tried.stderr.decode(errors="replace").strip().splitlines()

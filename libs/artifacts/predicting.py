@@ -8,7 +8,8 @@ from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts.folder import FolderError, FormatError, check_step, files_of, json_object, prediction_of
+from libs.artifacts.files import FolderError, files_of, json_object
+from libs.artifacts.folder import FormatError, check_step, prediction_of
 from libs.artifacts.manifest import FOLDER_MANIFEST
 from libs.model_files import format_of, is_pickle, pickle_fault
 
@@ -41,7 +42,7 @@ def begun(folder: Path, format_: str = "") -> tuple[pb.PredictionSpec, Mapping[s
     spec = prediction_of(said)
     if not spec.steps:
         files = [each["path"] for each in listed.get("files") or () if isinstance(each, dict) and "path" in each]
-        found = _model(folder, files or list(files_of(folder)), format_, certain=bool(said))
+        found = _model(folder, files or files_of(folder), format_, certain=bool(said))
         if found is None:
             return None
         spec.steps.add(path=found[0], format=found[1])

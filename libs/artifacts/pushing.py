@@ -12,7 +12,8 @@ from typing import BinaryIO, cast
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import BlobCorrupt, BlobNotFound, BlobStore, Nowhere
-from libs.artifacts.folder import FolderError, Options, describe
+from libs.artifacts.files import FolderError
+from libs.artifacts.folder import Options, describe
 from libs.artifacts.manifest import full_name, manifest_digest
 from libs.artifacts.signing import SigningKey, sign
 

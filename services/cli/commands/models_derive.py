@@ -4,15 +4,12 @@ answers to golden rows."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from libs.children.spawning import module_path
+from libs.children.alone import run_alone
 from services.cli.app import Option, UsageError
 from services.cli.output import failed
 
@@ -20,8 +17,6 @@ _SECONDS = 300.0
 """For a child that has 120 of processor time."""
 _NOT_SAID = -1
 _TENSOR = "NAME:DATATYPE:SHAPE"
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""What of the environment the child needs; keys and tokens are none of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +124,10 @@ def _golden(folder: Path, said: Said, spec: Any) -> Path | None:
 
 
 def _child(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Libraries that parse a stranger's file do it in a process of their own, without what this one's environment
-    holds."""
-    argv = [sys.executable, "-P", "-m", "services.predictor.derive"]
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONPATH": module_path()}
+    """Libraries that parse a stranger's file do it in a process of their own."""
     try:
-        tried = subprocess.run(  # noqa: S603 - our own
-            argv, input=json.dumps(asked).encode(), capture_output=True, check=False, timeout=_SECONDS, env=environment
-        )
-    except subprocess.TimeoutExpired:
+        tried = run_alone("services.predictor.derive", json.dumps(asked).encode(), seconds=_SECONDS)
+    except TimeoutError:
         raise failed(f"the model could not be read within {_SECONDS:.0f} s") from None
     if tried.returncode:
         why = f"signal {-tried.returncode}" if tried.returncode < 0 else tried.stderr.decode(errors="replace")[-500:]

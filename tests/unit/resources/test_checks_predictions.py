@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.artifacts import Options
-from libs.artifacts.folder import FolderError, describe
+from libs.artifacts import FolderError, Options, describe
 from libs.resources.checks.models import check_model
 from libs.resources.schemas import schema_sha256
 from libs.resources.snapshot import RegistrySnapshot
