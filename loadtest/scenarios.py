@@ -180,10 +180,10 @@ async def tokens_closed_loop(edge: Edge, *, streams: int, seconds: float, max_to
     return window.cost(events=sum(window.holds(at) for reply in loop.replies for at in reply.events))
 
 
-def paced_tokens(seconds: float, interval: float) -> int:
-    """As many as last from the first stream's start to the end of such a window, with two seconds to spare on either
-    side."""
-    return int((SETTLE + seconds + 4.0) / interval)
+def paced_tokens(seconds: float, interval: float, spare: float = 4.0) -> int:
+    """As many as last from the first stream's start to the end of such a window, with some seconds to spare: by so
+    much the streams may begin apart."""
+    return int((SETTLE + seconds + spare) / interval)
 
 
 async def tokens_paced(edge: Edge, *, streams: int, seconds: float, max_tokens: int) -> Cost:
