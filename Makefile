@@ -43,6 +43,7 @@ lock: ## Write requirements.lock from what is installed, and what each image tak
 
 .PHONY: up
 up: setup ## Start the mesh, wait until it is ready, stream one completion (UP='--profile simulated …').
+	@$(if $(findstring observed,$(UP)),bin/prometheus prometheus alertmanager >/dev/null)
 	@$(WEIR) up $(UP)
 
 .PHONY: down

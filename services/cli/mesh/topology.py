@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from libs.supervisor.spec import READY_TIMEOUT
+from services.cli.mesh.monitoring import SERVICES as MONITORING
 
 METRICS_OFFSET = 100
 """A service's metrics port is its port plus this."""
@@ -20,11 +21,16 @@ EVERY = "*"
 """The table of a profile that applies to every service."""
 REPLICAS = "replicas"
 """The table of a profile that says how many processes of a service there are: `replicas.gateway = 4`."""
-OPTIONAL = frozenset({"predictor"})
+OPTIONAL = frozenset({"predictor", *MONITORING})
 """Services that a mesh can be without: zero processes of them."""
 REPLICA_PORTS = range(60, METRICS_OFFSET)
 """Offsets for the ports of replicas that the topology file does not name."""
-OWN_PORTS = {"etcd": ("etcd", "etcd_peer", "etcd_metrics"), "envoy": ("envoy_status",)}
+OWN_PORTS = {
+    "etcd": ("etcd", "etcd_peer", "etcd_metrics"),
+    "envoy": ("envoy_status",),
+    "prometheus": ("prometheus",),
+    "alertmanager": ("alertmanager",),
+}
 """Named ports that each process of a kind has for itself, so that a copy NAME has others, called PORT@NAME. Envoys
 listen for the public on one and the same port: the kernel gives each of them a part of the connections, and one that is
 dead none (SO_REUSEPORT)."""
@@ -40,7 +46,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service: str
     """Its identity: name in certificates and DNS; the module is services.<name with underscores>."""
     kind: str = "service"
-    """"service", "etcd" or "envoy"."""
+    """"service", "etcd", "envoy", "prometheus" or "alertmanager"."""
     port: int = -1
     """Offset of its gRPC port; only services have one."""
     zone: str = "zone-a"
@@ -49,6 +55,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     uses: tuple[str, ...] = ()
     trace: bool = True
     """Whether it exports traces to the collector."""
+    replicas: int = 1
+    """0: it is there only where REPLICAS says so."""
     env: dict[str, str] = {}
     settings: dict[str, Any] = {}
     """Fields of its config.py. The table `process` in it is none of the service's: it is a Launch."""
@@ -160,7 +168,7 @@ def replica_counts(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
-    """The topology with so many processes of each of these services. Raises TopologyError.
+    """The topology with so many processes of each of these services, of others as it says. Raises TopologyError.
 
     Too many: the last ones go. Too few: the service's first process is copied, settings and zone included, as NAME-2
     and so on with ports of REPLICA_PORTS, and who starts after it or uses it does so with its copies too.
@@ -168,7 +176,8 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
     processes, ports = dict(topology.process), dict(topology.ports)
     taken = {process.port for process in processes.values()} | set(ports.values())
     free = (port for port in REPLICA_PORTS if port not in taken)
-    for service, count in counts.items():
+    unasked = {process.service: 0 for process in processes.values() if not process.replicas}
+    for service, count in {**unasked, **counts}.items():
         names = [name for name, process in processes.items() if process.service == service]
         if not names:
             raise TopologyError(f"{REPLICAS}: {service} is no service")

@@ -1,0 +1,74 @@
+"""A mesh with a real Prometheus and a real Alertmanager: every process is scraped, wherever it went, every rule is
+evaluated, and what is wrong reaches whoever is told."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.mesh import STREAMS_ONLY, Mesh, eventually
+from tests.support.prometheus import program
+
+SETTINGS = ("replicas.prometheus=1", "replicas.alertmanager=1", "prometheus.interval=1s")
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    for name in ("prometheus", "alertmanager"):
+        program(name)
+    with Mesh(tmp_path_factory.mktemp("observed"), profile="simulated", settings=(*STREAMS_ONLY, *SETTINGS)) as mesh:
+        yield mesh
+
+
+def asked(mesh: Mesh, process: str, path: str) -> Any:
+    address = mesh.file()["services"][process]["address"]
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_every_process_is_scraped_under_its_name(observed: Mesh) -> None:
+    services = observed.file()["services"]
+
+    def whole() -> bool:
+        found = asked(observed, "prometheus", "/api/v1/targets?state=active")["data"]["activeTargets"]
+        seen = {(each["labels"]["job"], each["labels"]["instance"]): each["health"] for each in found}
+        assert seen == {(each["service"], name): "up" for name, each in services.items()}
+        return True
+
+    eventually(whole, what="every process being scraped")
+
+
+def test_every_rule_can_be_evaluated(observed: Mesh) -> None:
+    def evaluated() -> bool:
+        groups = asked(observed, "prometheus", "/api/v1/rules")["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {rule["health"] for rule in rules} == {"ok"}, [rule.get("lastError") for rule in rules]
+        return len(rules) > 40
+
+    eventually(evaluated, what="every rule being evaluated")
+
+
+def test_what_starts_over_and_over_again_reaches_whoever_is_told(observed: Mesh) -> None:
+    """The collector, without which everything goes on."""
+
+    def scraped(pid: int) -> bool:
+        answer = asked(observed, "prometheus", '/api/v1/query?query=process_start_time_seconds{instance="collector"}')
+        starts.add(answer["data"]["result"][0]["value"][1])
+        return len(starts) > pid
+
+    starts = set[str]()
+    for kills in range(3):
+        eventually(lambda: scraped(kills), what="the collector being scraped")  # noqa: B023 - called before the next
+        observed.wait_back("collector", observed.kill("collector"))
+
+    def told() -> bool:
+        alerts = asked(observed, "alertmanager", "/api/v2/alerts")
+        assert {"alertname": "WeirProcessFlapping", "instance": "collector"}.items() <= alerts[0]["labels"].items()
+        assert alerts[0]["annotations"]["summary"] == "collector collector started over and over again"
+        return True
+
+    eventually(told, what="Alertmanager being told")
