@@ -4,23 +4,32 @@ evaluated, and what is wrong reaches whoever is told."""
 from __future__ import annotations
 
 import json
+import math
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.mesh import STREAMS_ONLY, Mesh, eventually
+from libs.manifests import dashboards
+from tests.support.mesh import ROOT, Mesh, eventually
 from tests.support.prometheus import program
 
-SETTINGS = ("replicas.prometheus=1", "replicas.alertmanager=1", "prometheus.interval=1s")
+SETTINGS = ("replicas.prometheus=1", "replicas.alertmanager=1", "prometheus.interval=1s", "replicas.predictor=1")
+PANELS = [
+    (path.stem, panel)
+    for path in sorted((ROOT / "deploy" / "dashboards").glob("*.toml"))
+    for panel in dashboards.read(path.read_text()).panel
+]
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     for name in ("prometheus", "alertmanager"):
         program(name)
-    with Mesh(tmp_path_factory.mktemp("observed"), profile="simulated", settings=(*STREAMS_ONLY, *SETTINGS)) as mesh:
+    with Mesh(tmp_path_factory.mktemp("observed"), profile="simulated", settings=SETTINGS) as mesh:
         yield mesh
 
 
@@ -50,6 +59,32 @@ def test_every_rule_can_be_evaluated(observed: Mesh) -> None:
         return len(rules) > 40
 
     eventually(evaluated, what="every rule being evaluated")
+
+
+def query(mesh: Mesh, expression: str) -> list[float]:
+    """What it gives now; numbers only."""
+    asked_for = urllib.parse.quote(expression.replace("$__rate_interval", "1m"))
+    answer = asked(mesh, "prometheus", f"/api/v1/query?query={asked_for}")
+    assert answer["status"] == "success"
+    values = [float(each["value"][1]) for each in answer["data"]["result"]]
+    return [value for value in values if not math.isnan(value)]
+
+
+def test_every_panel_of_a_dashboard_shows_something_of_a_mesh_that_is_used(observed: Mesh, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps({"features": [[1.0] * 30]}))
+    lacking = {(name, panel.title, legend) for name, panel in PANELS for legend in panel.series}
+
+    def shown() -> bool:
+        observed.weir("complete", "Tell me about rivers.", "--max-tokens", "20")
+        observed.weir("predict", "cancer-gbdt", str(tmp_path / "rows.json"), "--json")
+        for name, panel in PANELS:
+            for legend, expression in panel.series.items():
+                if query(observed, expression) or panel.quiet:
+                    lacking.discard((name, panel.title, legend))
+        assert not lacking
+        return True
+
+    eventually(shown, what="every panel showing something")
 
 
 def test_what_starts_over_and_over_again_reaches_whoever_is_told(observed: Mesh) -> None:
