@@ -55,8 +55,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     uses: tuple[str, ...] = ()
     trace: bool = True
     """Whether it exports traces to the collector."""
-    replicas: int = 1
-    """0: it is there only where REPLICAS says so."""
     env: dict[str, str] = {}
     settings: dict[str, Any] = {}
     """Fields of its config.py. The table `process` in it is none of the service's: it is a Launch."""
@@ -78,6 +76,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process: dict[str, Process]
     ports: dict[str, int] = {}
     """Named offsets of ports that are not a service's gRPC port."""
+    optional: dict[str, Process] = {}
+    """Processes that are there only where REPLICAS says so."""
 
 
 def parse(text: str) -> Topology:
@@ -86,7 +86,7 @@ def parse(text: str) -> Topology:
         topology = msgspec.convert(tomllib.loads(text), Topology)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise TopologyError(f"topology: {error}") from error
-    for name, process in topology.process.items():
+    for name, process in {**topology.process, **topology.optional}.items():
         if (process.kind == "service") != (process.port >= 0):
             raise TopologyError(f"topology: {name}: a service has a port, others have none")
     return topology
@@ -168,7 +168,7 @@ def replica_counts(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
-    """The topology with so many processes of each of these services, of others as it says. Raises TopologyError.
+    """The topology with so many processes of each of these services. Raises TopologyError.
 
     Too many: the last ones go. Too few: the service's first process is copied, settings and zone included, as NAME-2
     and so on with ports of REPLICA_PORTS, and who starts after it or uses it does so with its copies too.
@@ -176,10 +176,10 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
     processes, ports = dict(topology.process), dict(topology.ports)
     taken = {process.port for process in processes.values()} | set(ports.values())
     free = (port for port in REPLICA_PORTS if port not in taken)
-    unasked = {process.service: 0 for process in processes.values() if not process.replicas}
-    for service, count in {**unasked, **counts}.items():
+    processes |= {name: process for name, process in topology.optional.items() if counts.get(process.service)}
+    for service, count in counts.items():
         names = [name for name, process in processes.items() if process.service == service]
-        if not names:
+        if not names and count:
             raise TopologyError(f"{REPLICAS}: {service} is no service")
         gone = set(names[count:])
         processes = {name: _without(process, gone) for name, process in processes.items() if name not in gone}

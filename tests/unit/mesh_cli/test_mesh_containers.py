@@ -22,7 +22,7 @@ from services.cli.mesh.site import ROOT, load_topology, profiles
 from services.cli.mesh.sites import Container
 from services.cli.mesh.up import Options, make_plan
 
-PROFILES = [name for name in profiles(ROOT) if name != "vllm"]
+PROFILES = [name for name in profiles(ROOT) if name not in ("vllm", "observed")]
 
 
 def mesh(profile: str = "demo", *overrides: str, **site: Any) -> dict[str, Any]:
