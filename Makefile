@@ -43,6 +43,7 @@ lock: ## Write requirements.lock from what is installed, and what each image tak
 
 .PHONY: up
 up: setup ## Start the mesh, wait until it is ready, stream one completion (UP='--profile simulated …').
+	@$(if $(findstring observed,$(UP)),bin/prometheus prometheus alertmanager >/dev/null)
 	@$(WEIR) up $(UP)
 
 .PHONY: down
@@ -208,10 +209,11 @@ protos-check: protos-image ## Lint the protos, look for breaking changes, compar
 	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
 
 .PHONY: docs
-docs: setup ## Write docs/registry, docs/openai.md and the tables in docs/security.md, from the code and the protos' comments.
+docs: setup ## Write docs/registry, docs/openai.md, docs/metrics.md and the tables in docs/security.md, from the code and the protos' comments.
 	$(PY) bin/kind-docs
 	$(PY) bin/security-docs
 	$(PY) bin/openai-docs
+	$(PY) bin/metric-docs
 
 .PHONY: picture
 picture: setup ## Draw README's picture: its first commands on a fresh mesh (a minute).
@@ -222,6 +224,7 @@ docs-check: ## Check that the written docs are what the code says.
 	$(PY) bin/kind-docs --check
 	$(PY) bin/security-docs --check
 	$(PY) bin/openai-docs --check
+	$(PY) bin/metric-docs --check
 
 .PHONY: protos-baseline
 protos-baseline: ## Accept the present protos as the ones that later changes must not break.

@@ -81,6 +81,7 @@ def _alert(
             f"{window.factor:g} times too fast",
             "description": f"{{{{ $value | humanizePercentage }}}} of events were bad in {_length(window.long)}; "
             f"{1.0 - target:.4g} are allowed. `weir slo status` shows windows and budgets.",
+            "runbook_url": "docs/runbooks/WeirSloBurn.md",
         },
     }
 

@@ -36,19 +36,26 @@ def check_certificate(settings: ServiceSettings) -> None:
 
 
 def watch_expiry(tls: TlsFiles) -> None:
-    """Tells Prometheus how long the certificate is valid, whichever it is at the time."""
+    """Tells Prometheus how long the certificate is valid, whichever it is at the time, and of how long a life."""
     from prometheus_client import Gauge
 
     source = TlsSource(tls)
-    known: list[Any] = [None, 0.0]
+    known: list[Any] = [None, 0.0, 0.0]
 
-    def left() -> float:
+    def bounds() -> tuple[float, float]:
         if (latest := source.current()) is not known[0]:
             with suppress(OSError):  # replaced in between: the next scrape sees it
-                known[:] = latest, ssl.cert_time_to_seconds(shown_to_peers(tls)["notAfter"])
-        return float(known[1]) - time.time()
+                shown = shown_to_peers(tls)
+                known[:] = latest, *(ssl.cert_time_to_seconds(shown[each]) for each in ("notBefore", "notAfter"))
+        return known[1], known[2]
 
-    Gauge("weir_certificate_expiry_seconds", "Until this process's certificate ends.").set_function(left)
+    def life() -> float:
+        began, ends = bounds()
+        return ends - began
+
+    left = Gauge("weir_certificate_expiry_seconds", "Until this process's certificate ends.")
+    left.set_function(lambda: bounds()[1] - time.time())
+    Gauge("weir_certificate_life_seconds", "From its beginning to its end.").set_function(life)
 
 
 def shown_to_peers(tls: TlsFiles) -> dict[str, Any]:

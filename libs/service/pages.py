@@ -1,5 +1,5 @@
 """A process's HTTP pages, which ask nobody who he is: /metrics for Prometheus, /livez and /readyz for whoever restarts
-processes and sends them work.
+processes and sends them work, and pages of JSON that a service adds.
 
 They are answered in threads of their own, and the two probes ask the event loop: one that hangs is not alive.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -42,9 +42,16 @@ class _Handler(WSGIRequestHandler):
         """Nothing: a probe is no event."""
 
 
-def serve_pages(settings: ServiceSettings, health: Health, *, patience: float = PATIENCE) -> PageServer:
+Pages = Mapping[str, Callable[[], bytes]]
+"""JSON by path; made in a thread of its own whenever it is asked for."""
+
+
+def serve_pages(
+    settings: ServiceSettings, health: Health, more: Pages | None = None, *, patience: float = PATIENCE
+) -> PageServer:
     """Serves the pages of the process whose event loop runs here, until it is closed.
 
+    :param more: further pages, also such as are put there later.
     :raises OSError: the port is taken.
     """
     from prometheus_client import make_wsgi_app
@@ -67,17 +74,21 @@ def serve_pages(settings: ServiceSettings, health: Health, *, patience: float = 
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start_response)
+        if more and path in more:
+            said = more[path]()
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [said]
         if path not in ("/livez", "/readyz"):
             start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"/livez, /metrics, /readyz\n"]
+            return [", ".join(sorted(("/livez", "/metrics", "/readyz", *(more or ())))).encode() + b"\n"]
         try:
-            said = of_the_loop()
+            lacking = of_the_loop()
             if path == "/livez":
-                said = ""
+                lacking = ""
         except TimeoutError:
-            said = f"the event loop has not answered for {patience:g} s"
-        start_response("503 Service Unavailable" if said else "200 OK", [("Content-Type", "text/plain")])
-        return [f"{settings.service} {settings.instance}: {said}\n".encode() if said else b"ok\n"]
+            lacking = f"the event loop has not answered for {patience:g} s"
+        start_response("503 Service Unavailable" if lacking else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{settings.service} {settings.instance}: {lacking}\n".encode() if lacking else b"ok\n"]
 
     class Server(PageServer):
         address_family = socket.AF_INET6 if ":" in settings.metrics_host else socket.AF_INET

@@ -27,7 +27,8 @@ from libs.service.certificate import check_certificate, watch_expiry
 from libs.service.endpoint import keep_endpoint
 from libs.service.exits import cause, code_of
 from libs.service.health import Health
-from libs.service.pages import serve_pages
+from libs.service.host import watch_host
+from libs.service.pages import Pages, serve_pages
 from libs.telemetry import configure_logging, get_logger
 from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 
@@ -83,6 +84,14 @@ class Waiting(Protocol):
 
     def lacks(self) -> Sequence[str]:
         """The services and other things that it has not heard of yet; asked while it is not ready, for /readyz."""
+
+
+@runtime_checkable
+class Paged(Protocol):
+    """A `Service` with pages of its own beside /metrics; optional."""
+
+    def pages(self) -> Pages:
+        """By path; each is made in a thread, not in the event loop."""
 
 
 class _Readiness:
@@ -220,8 +229,10 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
         tls=settings.tls,
     )
     health = Health()
+    pages: dict[str, Callable[[], bytes]] = {}
     if settings.metrics_port:
-        serve_pages(settings, health)
+        serve_pages(settings, health, pages)
+        watch_host(settings.state_dir)
         if settings.tls is not None:
             watch_expiry(settings.tls)
     stop = asyncio.Event()
@@ -235,6 +246,7 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
         asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
     try:
         if (service := await _built(build(settings), stop)) is not None:
+            pages |= service.pages() if isinstance(service, Paged) else {}
             async with serve(service, settings, health=health, **server_options):
                 await stop.wait()
                 log.info("draining")

@@ -20,6 +20,7 @@ from weir.registry.v1 import registry_pb2
 from libs.clock import Clock, SystemClock
 from libs.registry import EtcdStore, RegistrySnapshot, RegistryView, Store, WatchBatch, followed_by, keys
 from libs.routing import RoutingTable, rules_of
+from libs.service.pages import Pages
 from libs.telemetry import get_logger
 from services.controlplane import losses, metrics, versions
 from services.controlplane.config import Settings
@@ -31,6 +32,7 @@ from services.controlplane.policy.predictions import Prediction, predictions_of
 from services.controlplane.policy.snapshot import Snapshot, build_snapshot, with_epoch
 from services.controlplane.publisher import Publisher
 from services.controlplane.server import ADS_SERVICE, STATUS_SERVICE, AdsServicer, OnAck
+from services.controlplane.targets import targets_of
 
 log = get_logger(__name__)
 _VERSIONS = "versions.json"
@@ -148,6 +150,10 @@ class ControlPlane:
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
         return {}
+
+    def pages(self) -> Pages:
+        """See `libs.service.Paged`: who is to be scraped, as of the newest registry, for Prometheus."""
+        return {"/targets": lambda: targets_of(self._view.snapshot.endpoints.values())}
 
     def _look_for_revocation(self, batch: WatchBatch) -> None:
         """No kind that is followed here need have changed."""

@@ -28,8 +28,9 @@ from libs.supervisor.control import SOCKET, ControlServer
 from libs.supervisor.logs import LogSink
 from libs.supervisor.spec import LogLimits, SupervisorSpec
 from libs.supervisor.supervisor import Supervisor
-from services.cli.mesh.plan import Laptop, build
+from services.cli.mesh.plan import build
 from services.cli.mesh.site import ROOT, load_topology
+from services.cli.mesh.sites import Laptop
 from services.controlplane.policy.config import Certificate, EdgeConfig
 from services.controlplane.policy.edge import edge_resources
 from services.controlplane.policy.names import LISTENER

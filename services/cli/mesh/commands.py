@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from services.cli.app import Argument, Json, Option, Output, warn
 from services.cli.mesh import lifecycle, logview, report, site
-from services.cli.mesh.plan import Laptop
+from services.cli.mesh.sites import Laptop
 from services.cli.mesh.topology import TopologyError
 from services.cli.output import print_json, write
 

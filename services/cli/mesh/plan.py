@@ -13,11 +13,11 @@ import msgspec
 
 from libs.authority.identity import Identity, dns_name, etcd_user
 from libs.authority.stores import DOOR, ROWS, Row
-from libs.config import ENDING_SECONDS, TlsFiles
 from libs.pki import EDGE
-from libs.supervisor.spec import READY_TIMEOUT, EtcdProbe, GrpcProbe, HttpProbe, Probe, ProcessSpec
+from libs.supervisor.spec import EtcdProbe, GrpcProbe, HttpProbe, ProcessSpec
 from services.cli.mesh.etcd_flags import etcd_flags
-from services.cli.mesh.sites import Container, Laptop, Site
+from services.cli.mesh.monitoring import alertmanager_flags, prometheus_config, prometheus_flags
+from services.cli.mesh.sites import Laptop, Site
 from services.cli.mesh.topology import (
     METRICS_OFFSET,
     Process,
@@ -27,8 +27,7 @@ from services.cli.mesh.topology import (
     split_launch,
     substitute,
 )
-
-__all__ = ["OTHERS", "Bootstrap", "Container", "Laptop", "Plan", "Site", "Unit", "build"]
+from services.cli.mesh.units import DRAIN, ENDING, Plan, Unit
 
 CLIENT = "demo-client"
 OTHERS = (EDGE, CLIENT)
@@ -39,10 +38,9 @@ _ENVOY = ("--concurrency", "1", "--file-flush-interval-msec", "1000")
 _SHARED = "the edge"
 """What ports are claimed by that several Envoys listen on."""
 _SECRET = re.compile(r"\$\{secret\.([a-z]+)\}")
-_DRAIN = 10.0
-"""`ServiceSettings.drain_seconds`, unless told otherwise."""
-_ENDING = ENDING_SECONDS + 1.0
 _HOOK = Path("deploy", "images", "drain")
+ALERTMANAGER = Path("deploy", "alertmanager.yml")
+"""Who is told of alerts: the operator's own file."""
 SHARED = (
     "libs.service",
     "prometheus_client",
@@ -57,64 +55,8 @@ SECRETS = ("pepper", "cursors")
 """Secrets that settings may name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """One process of the mesh, wherever it runs. Paths and addresses are as it sees them."""
-
-    name: str
-    process: Process
-    """As in the topology."""
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a service: its configuration file."""
-    files: Mapping[Path, str]
-    """Content by path; nothing secret."""
-    ports: Mapping[str, int]
-    """By what they are for: "grpc", "metrics" and so on."""
-    identity: Identity
-    tls: TlsFiles
-    """Its certificate."""
-    secrets: Mapping[str, Path] = field(default_factory=dict)
-    """The secrets that it reads."""
-    blobs: bool = False
-    """Whether it reads the blob store of model files."""
-    readiness: Probe
-    ready_timeout: float = READY_TIMEOUT
-    stop_grace: float = _DRAIN + _ENDING
-    """Seconds from SIGTERM after which it may be killed."""
-    before_restart: tuple[str, ...] = ()
-    """See libs.supervisor.spec.ProcessSpec; containers have hooks of their own."""
-    cwd: Path
-
-
 Bootstrap = Callable[..., str]
 """How Envoy's bootstrap is rendered: libs.envoy_bootstrap.render."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What `weir up` writes and starts."""
-
-    processes: tuple[ProcessSpec, ...]
-    files: Mapping[Path, str]
-    """Content by path."""
-    folders: tuple[Path, ...]
-    """Folders to create, mode 0700."""
-    ports: Mapping[int, str]
-    """Who wants which port."""
-    addresses: Mapping[str, Mapping[str, Any]]
-    """Per process: service, zone, address, metrics."""
-    units: tuple[Unit, ...]
-
-    @property
-    def identities(self) -> tuple[Identity, ...]:
-        """Whose certificates the processes show."""
-        return tuple(unit.identity for unit in self.units)
-
-    def all(self, service: str) -> list[str]:
-        """The addresses of a service's processes."""
-        return [str(each["address"]) for each in self.addresses.values() if each["service"] == service]
 
 
 def build(
@@ -174,6 +116,8 @@ class _Planner:
                 return self._etcd(name, process)
             case "envoy":
                 return self._envoy(name, process)
+            case "prometheus" | "alertmanager":
+                return self._monitoring(name, process)
             case other:
                 raise TopologyError(f"topology: {name}: unknown kind {other!r}")
 
@@ -291,7 +235,7 @@ class _Planner:
             blobs="${blobs}" in written,
             readiness=GrpcProbe(port=port, tls=tls, server_name=dns_name(process.service)),
             ready_timeout=launch.ready_timeout,
-            stop_grace=own.get("drain_seconds", _DRAIN) + _ENDING,
+            stop_grace=own.get("drain_seconds", DRAIN) + ENDING,
             cwd=site.root,
         )
 
@@ -354,7 +298,54 @@ class _Planner:
             tls=tls,
             # Its admin socket is in this folder, which is the user's alone.
             cwd=site.data(name),
-            before_restart=(site.python(""), str(site.root / _HOOK), str(_DRAIN), site.admin_socket(name), "close"),
+            before_restart=(site.python(""), str(site.root / _HOOK), str(DRAIN), site.admin_socket(name), "close"),
             # Not the edge's own /healthz: every look would be an access log line and a trace.
             readiness=HttpProbe(port=ports["status"], path="/ready"),
+        )
+
+    def _monitoring(self, name: str, process: Process) -> Unit:
+        """Prometheus or Alertmanager. Metrics pages ask nobody who he is, so that it needs no certificate."""
+        site, kind = self._site, process.kind
+        if not isinstance(site, Laptop):
+            raise TopologyError(f"{name}: elsewhere it is the cluster's own (k8s/components/monitoring)")
+        port = self._claim(self._port(kind, name), name)
+        self._tell(name, process, port, self._at(name, port))
+        config = site.config(name).with_suffix(".yml")
+        listen = f"{site.listen}:{port}"
+        if kind == "prometheus":
+            text = self._prometheus_config(settings_for(self._topology, name, *self._layers)["interval"])
+            argv = (site.prometheus, *prometheus_flags(config, site.data(name), listen))
+        else:
+            text = (site.root / ALERTMANAGER).read_text(encoding="utf-8")
+            argv = (site.alertmanager, *alertmanager_flags(config, site.data(name), listen))
+        return Unit(
+            name=name,
+            process=process,
+            argv=argv,
+            env=dict(process.env),
+            files={config: text},
+            ports={"http": port, "metrics": port},
+            identity=None,
+            tls=None,
+            readiness=HttpProbe(port=port, path="/-/ready"),
+            cwd=site.data(name),
+        )
+
+    def _prometheus_config(self, interval: str) -> str:
+        def pages(kind: str, port: str, path: str = "") -> dict[str, str]:
+            names = [name for name, each in self._topology.process.items() if each.kind == kind]
+            return {name: self._at(name, self._port(port, name)) + path for name in names}
+
+        planes = [name for name, each in self._topology.process.items() if each.service == "controlplane"]
+        return prometheus_config(
+            self._site.root / "deploy" / "alerts",
+            interval=interval,
+            control_planes=[self._at(name, self._port(name) + METRICS_OFFSET) for name in planes],
+            alertmanagers=list(pages("alertmanager", "alertmanager").values()),
+            named={
+                "etcd": pages("etcd", "etcd_metrics"),
+                "envoy": pages("envoy", "envoy_status", "/stats/prometheus"),
+                "prometheus": pages("prometheus", "prometheus"),
+                "alertmanager": pages("alertmanager", "alertmanager"),
+            },
         )

@@ -28,10 +28,10 @@ def check_packages(names: Iterable[str]) -> list[str]:
     ]
 
 
-def check_programs(programs: Mapping[str, str]) -> list[str]:
-    """One line per program, given as path by name, that is not there."""
+def check_programs(programs: Mapping[str, str], fetch: str = "make setup") -> list[str]:
+    """One line per program, given as path by name, that is not there; with the command that fetches it."""
     return [
-        f"the program {name} is not at {path}: run `make setup`"
+        f"the program {name} is not at {path}: run `{fetch.replace('PROGRAM', name)}`"
         for name, path in programs.items()
         if not Path(path).is_file()
     ]

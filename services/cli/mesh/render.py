@@ -13,8 +13,9 @@ from libs.authority.stores import ROOT_USER, ROWS, Row
 from libs.config import TlsFiles
 from libs.pki import EDGE, dns_names
 from services.cli.mesh.callgraph import calls, workloads_call
-from services.cli.mesh.plan import CLIENT, Container, Plan, Unit
-from services.cli.mesh.sites import FOLDER
+from services.cli.mesh.plan import CLIENT
+from services.cli.mesh.sites import FOLDER, Container
+from services.cli.mesh.units import Plan, Unit
 
 _DURABLE = ("etcd", "audit", "ratelimit", "gateway", "predictor")
 """Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
@@ -41,7 +42,7 @@ def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
     peers = [{"process": unit.name, "port": unit.ports["peer"]}] if process.kind == "etcd" and site.members else []
     metrics = unit.ports.get("metrics") or unit.ports["status"]
     live, ready = {"service": ("/livez", "/readyz"), "etcd": ("/health",) * 2, "envoy": ("/ready",) * 2}[process.kind]
-    certificates = [_certificate(unit.identity, unit.tls, site)]
+    certificates = [_certificate(unit.identity, unit.tls, site)] if unit.identity and unit.tls else []
     if process.kind == "envoy":
         certificates.append(_certificate(Identity(EDGE), site.tls(EDGE), site))
     return {
@@ -105,7 +106,7 @@ def _jobs(plan: Plan, site: Container, asked: Sequence[str]) -> dict[str, Any]:
     """What is done once, each after what it names. All may be repeated: what is there stays."""
     etcd = [unit for unit in plan.units if unit.process.kind == "etcd"]
     registry = [unit for unit in plan.units if unit.process.service == "registry"]
-    direct = [unit.identity for unit in plan.units if ROWS.get(unit.process.service, Row()).direct]
+    direct = [each for each in plan.identities if ROWS.get(each.service, Row()).direct]
     root, person = Identity(ROOT_USER), Operator(site.operator)
     own = site.tls("")
     files = [f"--{part}={getattr(own, part)}" for part in own.__struct_fields__]

@@ -29,7 +29,7 @@ class Mesh:
 
     def described(self) -> dict[str, Any]:
         """The mesh as `weir render` prints it. Raises UsageError."""
-        from services.cli.mesh.plan import Container
+        from services.cli.mesh.sites import Container
 
         lists = {"members": self.members, "domains": self.domains, "public": self.public}
         given: dict[str, Any] = {name: tuple(text.split(",")) for name, text in lists.items() if text}

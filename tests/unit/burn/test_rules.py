@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from libs.burn import WINDOWS, Tally, burns
 from libs.burn.rules import rules_of, rules_text
 from libs.resources.codec import unpack
 from libs.resources.forms import from_plain
+from tests.support.prometheus import promtool
 
 ROOT = Path(__file__).parents[3]
 SLOS = [
@@ -33,14 +33,6 @@ HISTORIES = {
     "very slow burn": [(4400, 130)],
     "under the budget": [(4400, 60)],
 }
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    found = subprocess.run([ROOT / "bin" / "promtool"], capture_output=True, text=True, timeout=300)
-    if found.returncode:
-        pytest.skip(f"no promtool: {found.stderr.strip().splitlines()[-1]}")
-    return found.stdout.strip().splitlines()[-1]
 
 
 def judged_here(history: list[tuple[int, int]], target: float) -> set[tuple[str, str]]:
@@ -72,7 +64,7 @@ def series(tier: str, history: list[tuple[int, int]]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_promtool_and_burns_agree(promtool: str, tmp_path: Path, name: str) -> None:
+def test_promtool_and_burns_agree(tmp_path: Path, name: str) -> None:
     history = HISTORIES[name]
     fired = judged_here(history, 0.999)
     minutes = sum(each for each, _ in history)
@@ -115,10 +107,7 @@ def test_promtool_and_burns_agree(promtool: str, tmp_path: Path, name: str) -> N
         ],
     }
     (tmp_path / "test.yml").write_text(yaml.safe_dump(check))
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", str(tmp_path / "test.yml"))
 
 
 def test_the_histories_tell_the_windows_apart() -> None:
@@ -130,16 +119,6 @@ def test_the_histories_tell_the_windows_apart() -> None:
     assert ("page", "1h") in judged_here(HISTORIES["fast burn"], 0.999)
     assert ("page", "1h") not in judged_here(HISTORIES["a burn that has ended"], 0.999)
     assert judged_here(HISTORIES["very slow burn"], 0.999) == {("ticket", "3d")}
-
-
-def test_promtool_takes_the_committed_rules(promtool: str) -> None:
-    done = subprocess.run(
-        [promtool, "check", "rules", str(ROOT / "deploy" / "alerts" / "slo.yml")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_committed_rules_are_those_of_the_declared_objectives() -> None:

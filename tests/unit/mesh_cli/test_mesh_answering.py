@@ -8,9 +8,10 @@ import pytest
 
 from services.cli.mesh import up
 from services.cli.mesh.lifecycle import StartError
-from services.cli.mesh.plan import Laptop, build
+from services.cli.mesh.plan import build
 from services.cli.mesh.seed import Seeded
 from services.cli.mesh.site import ROOT, load_profile, load_topology
+from services.cli.mesh.sites import Laptop
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from libs.manifests.compose import HARDENED, REPLICATED, WITH_REPLICAS
-from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described
 from services.cli.mesh.site import ROOT, load_topology
+from services.cli.mesh.sites import Container
 
 FILE = ROOT / "docker-compose.yml"
 

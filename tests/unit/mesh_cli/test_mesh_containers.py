@@ -17,12 +17,12 @@ from services.cli.__main__ import COMMANDS, call
 from services.cli.app import parameters, resolve
 from services.cli.mesh import initial
 from services.cli.mesh.callgraph import calls
-from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described
 from services.cli.mesh.site import ROOT, load_topology, profiles
+from services.cli.mesh.sites import Container
 from services.cli.mesh.up import Options, make_plan
 
-PROFILES = [name for name in profiles(ROOT) if name != "vllm"]
+PROFILES = [name for name in profiles(ROOT) if name not in ("vllm", "observed")]
 
 
 def mesh(profile: str = "demo", *overrides: str, **site: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import yaml
 
 from libs.manifests import kubernetes
 from services.cli.mesh.callgraph import calls
-from services.cli.mesh.plan import Container
 from services.cli.mesh.rendering import described
+from services.cli.mesh.sites import Container
 from tests.support.engine import ROOT
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from libs.supervisor.spec import READY_TIMEOUT, ProcessSpec
-from services.cli.mesh.plan import SHARED, Laptop, Plan, build
+from services.cli.mesh.plan import SHARED, build
 from services.cli.mesh.preflight import check_interpreters
 from services.cli.mesh.site import ROOT, load_profile, load_topology
+from services.cli.mesh.sites import Laptop
 from services.cli.mesh.topology import Launch, TopologyError, parse_overrides, split_launch
+from services.cli.mesh.units import Plan
 
 SITE = Laptop(root=ROOT, state=Path("/state"), port_base=18000, interpreter="python", etcd="etcd", envoy="envoy")
 

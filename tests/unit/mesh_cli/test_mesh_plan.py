@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from libs.authority.identity import Identity
 from libs.supervisor.policy import levels
 from libs.supervisor.spec import GrpcProbe, HttpProbe
-from services.cli.mesh.plan import Laptop, Plan, build
+from services.cli.mesh.plan import build
 from services.cli.mesh.site import ROOT, load_profile, load_topology, profiles
+from services.cli.mesh.sites import Container, Laptop
 from services.cli.mesh.topology import TopologyError, parse, replica_counts, with_replicas
+from services.cli.mesh.units import Plan
 
 
 def site(base: int = 18000, state: str = "/state") -> Laptop:
@@ -124,3 +127,31 @@ port = 20
 """)
     with pytest.raises(TopologyError, match="collector and controlplane both want port 18020"):
         build(topology, site(), rendered)
+
+
+def test_nobody_watches_unless_a_profile_wants_it() -> None:
+    services = {unit.process.service for unit in whole().units}
+    assert not services & {"prometheus", "alertmanager"}
+
+
+def test_prometheus_is_told_where_everything_is_and_shows_no_certificate() -> None:
+    plan = whole(profile="observed")
+    [unit] = [unit for unit in plan.units if unit.name == "prometheus"]
+    assert unit.identity is None
+    told = yaml.safe_load(unit.files[Path("/state/config/prometheus.yml")])
+    assert all(Path(each).is_file() for each in told["rule_files"])
+    [manager] = told["alerting"]["alertmanagers"]
+    assert manager["static_configs"] == [{"targets": [plan.addresses["alertmanager"]["address"]]}]
+    services, *named = told["scrape_configs"]
+    assert [each["url"] for each in services["http_sd_configs"]] == ["http://127.0.0.1:18120/targets"]
+    assert {job["job_name"] for job in named} == {"etcd", "envoy", "prometheus", "alertmanager"}
+    [envoy] = next(job for job in named if job["job_name"] == "envoy")["static_configs"]
+    assert envoy["labels"] == {"instance": "envoy", "__metrics_path__": "/stats/prometheus"}
+    assert f"{envoy['targets'][0]}/stats/prometheus" == plan.addresses["envoy"]["metrics"]
+
+
+def test_containers_have_their_clusters_own_prometheus() -> None:
+    layer = load_profile(ROOT, "observed")
+    topology = with_replicas(load_topology(ROOT), replica_counts(layer))
+    with pytest.raises(TopologyError, match="k8s/components/monitoring"):
+        build(topology, Container(), rendered, layer)

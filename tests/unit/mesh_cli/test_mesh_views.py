@@ -12,8 +12,10 @@ from libs.supervisor.reading import follow, last_lines
 from libs.traces import Span
 from services.cli.mesh import report, traces
 from services.cli.mesh.logview import readable
-from services.cli.mesh.plan import Laptop, Plan, build
+from services.cli.mesh.plan import build
 from services.cli.mesh.site import ROOT, load_topology
+from services.cli.mesh.sites import Laptop
+from services.cli.mesh.units import Plan
 
 LINE = json.dumps(
     {
