@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,22 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96}
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32}  # fmt: skip
 
-ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2@1": ("llama", {**WIDE, "num_key_value_heads": 4}),
     "llama3@1": ("llama", {**WIDE, "num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": ROPE}),
     "qwen2@1": ("qwen2", {**WIDE, "num_key_value_heads": 2}),
     "narrow@1": ("llama", {"num_hidden_layers": 3, "attention_bias": True, "mlp_bias": True}),
 }
 """By name: the kind of checkpoint, and how it differs. The narrow one has heads of 8, for attention in plain torch."""
+
+HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral@1": ("mistral", {**WIDE, **HEADS, "sliding_window": 19}),
+    "qwen2-sliding@1": ("qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+    "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
+}
+"""The same for the other families; a row or more of each."""
 
 ADAPTERS = {"all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "some": ["q_proj",
             "v_proj", "down_proj"], "mlp": ["gate_proj", "up_proj"]}  # fmt: skip
@@ -93,10 +102,9 @@ class World:
             if "+" in model:
                 self._models[model] = self._make_adapter(model, path)
             else:
-                kind, changes = ARCHITECTURES[model]
-                self._models[model] = support.save_checkpoint(
-                    path, kind, seed=list(ARCHITECTURES).index(model), **changes
-                )
+                kind, changes = (ARCHITECTURES | FAMILIES)[model]
+                seed = [*ARCHITECTURES, *FAMILIES].index(model)
+                self._models[model] = support.save_checkpoint(path, kind, seed=seed, **changes)
                 write_tokenizer(path)
             support.write_manifest(path, model)
             self._made.add(model)
@@ -266,9 +274,9 @@ SMALL = (
 """The cases of `make test`; between them they reach most of what the others do."""
 
 
-def runs(names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Each case with the architectures it is run on: every one alone, or all together."""
-    alone = [(name, (model,)) for name in names if not CASES[name].together for model in ARCHITECTURES]
+def runs(names: Sequence[str], models: Iterable[str] = ARCHITECTURES) -> list[tuple[str, tuple[str, ...]]]:
+    """Each case with what it is run on: every one of `models` alone, or all of `ARCHITECTURES` together."""
+    alone = [(name, (model,)) for name in names if not CASES[name].together for model in models]
     return alone + [(name, tuple(ARCHITECTURES)) for name in names if CASES[name].together]
 
 

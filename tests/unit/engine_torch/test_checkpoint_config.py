@@ -9,10 +9,11 @@ from support_checkpoints import MODEL
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from libs.clock import ManualClock
+from libs.families import parse_config
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import load_config, parse_config
+from services.worker.engines.torch_engine.config import load_config
 from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
-from services.worker.engines.torch_engine.model import rotate, rotation
+from services.worker.engines.torch_engine.rotary import rotate, rotation
 from services.worker.engines.torch_engine.weights import expected_shapes
 from services.worker.model_files import ModelFiles
 
@@ -57,11 +58,10 @@ def test_fields_left_out_are_what_transformers_takes():
         assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     without_heads = {key: value for key, value in MISTRAL.items() if key != "num_key_value_heads"}
     assert parse_config(without_heads).kv_heads == transformers.MistralConfig().num_key_value_heads
-    # Its window, when left out, is 4096: harmless below that context, refused above.
+    # Its window, when left out, is 4096: without effect below that context.
     windowed = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    assert parse_config(windowed).context == 64
-    with pytest.raises(EngineLoadError, match="4096"):
-        parse_config(windowed | {"max_position_embeddings": 8192})
+    assert parse_config(windowed).windows == ()
+    assert parse_config(windowed | {"max_position_embeddings": 8192}).windows == (4096, 4096)
 
 
 def test_biases_are_only_those_that_the_architecture_has():
@@ -119,12 +119,7 @@ def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old)
         (LLAMA | {"num_key_value_heads": 3}, "3 key heads"),
         (LLAMA | {"num_hidden_layers": 0}, "below 1"),
         (LLAMA | {"intermediate_size": -1}, "below 1"),
-        (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding"),
-        (
-            QWEN2
-            | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
-            "sliding",
-        ),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window is 0"),
     ],
 )
 def test_variants_that_are_not_supported_are_refused_in_words(raw, words):
@@ -132,6 +127,22 @@ def test_variants_that_are_not_supported_are_refused_in_words(raw, words):
         parse_config(raw)
 
 
-def test_a_window_that_no_layer_uses_is_no_hindrance():
-    for changes in ({"max_window_layers": 2}, {"layer_types": ["full_attention"] * 2}, {"use_sliding_window": False}):
-        assert parse_config(QWEN2 | {"use_sliding_window": True, "sliding_window": 8} | changes).layers == 2
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"max_window_layers": 2}, ()),
+        ({"max_window_layers": 1}, (0, 8)),
+        ({"layer_types": ["full_attention"] * 2}, ()),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, (8, 0)),
+        ({"use_sliding_window": False}, ()),
+        ({"sliding_window": None}, ()),
+        ({"sliding_window": 64, "max_window_layers": 1}, ()),
+    ],
+)
+def test_layers_have_the_windows_that_transformers_gives_them(changes, windows):
+    raw = QWEN2 | {"use_sliding_window": True, "sliding_window": 8} | changes
+    theirs = transformers.Qwen2Config(**{key: raw[key] for key in raw if key != "architectures"})
+    if theirs.sliding_window != 64:  # a window of the whole context is none
+        sliding = [kind == "sliding_attention" and theirs.sliding_window is not None for kind in theirs.layer_types]
+        assert [bool(each) for each in windows or (0, 0)] == sliding
+    assert parse_config(raw).windows == windows

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.weights import WEIGHT_TYPES, Weights, open_tensors
 from services.worker.model_files import ModelFiles
 

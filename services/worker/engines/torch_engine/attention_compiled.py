@@ -31,6 +31,9 @@ _TILE = 16
 """Prompt tokens per task: enough to find the keys of a head in the cache, few enough to share among threads."""
 
 
+_ENDLESS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
     """`tasks` are rows of (what to do, segment, first token in it, tokens, first head, last head), the first `writes`
@@ -62,7 +65,8 @@ class CompiledAttention:
             raise ValueError(f"heads of {shape.head_width} are not a multiple of {layout.LANES}")
         half = shape.dtype == torch.bfloat16
         self._shape = shape
-        self._kernel = attention_code.load(shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
+        sizes = (shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
+        self._kernel = attention_code.load(*sizes, shape.scale, shape.cap, any(shape.windows))
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._kernel.address)
         self._layer_size = 2 * shape.kv_heads * shape.block_size * shape.head_width * shape.dtype.itemsize
         self._parallel = _parallel()
@@ -118,7 +122,7 @@ class CompiledAttention:
         arguments[layout.QUERY], arguments[layout.QUERY_STRIDE] = query.data_ptr(), query.stride(0) * bytes_each
         arguments[layout.KEY], arguments[layout.KEY_STRIDE] = key.data_ptr(), key.stride(0) * bytes_each
         arguments[layout.VALUE], arguments[layout.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * bytes_each
-        arguments[layout.OUT] = out.data_ptr()
+        arguments[layout.OUT], arguments[layout.WINDOW] = out.data_ptr(), shape.window(layer) or _ENDLESS
         if plan.writes:
             self._run(arguments, 0, plan.writes, plan.threads)
         self._run(arguments, plan.writes, len(plan.tasks), plan.threads)

@@ -11,5 +11,5 @@ WRITE, ATTEND = 1, 2
 # The fields of a call's arguments, all int64: two counters the threads draw from, addresses, distances in bytes.
 # fmt: off
 (NEXT_TASK, NEXT_THREAD, LAST_TASK, TASKS, SEGMENTS, TABLES, TABLE_STRIDE, ARENA, BLOCK, QUERY, QUERY_STRIDE, KEY,
- KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, SCRATCH, SCRATCH_SIZE, SCORES, FIELDS) = range(20)
+ KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, SCRATCH, SCRATCH_SIZE, SCORES, WINDOW, FIELDS) = range(21)
 # fmt: on

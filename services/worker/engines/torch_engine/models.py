@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from libs.clock import Clock
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError, SequenceRequest
 from services.worker.engines.torch_engine.adapters import LoraWeights
 from services.worker.engines.torch_engine.adapting import AdapterSet
 from services.worker.engines.torch_engine.attention import AttentionShape, build_attention
 from services.worker.engines.torch_engine.blocks import BlockManager
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
-from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
+from services.worker.engines.torch_engine.model import Decoder, weight_bytes
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
@@ -208,7 +208,7 @@ class Models:
         settings = self._settings
         with torch.inference_mode():
             with timer.stage("build"):
-                model = LlamaModel(checkpoint.config, checkpoint.weights, kind=settings.weights, device=self.device)
+                model = Decoder(checkpoint.config, checkpoint.weights, kind=settings.weights, device=self.device)
                 runner = ModelRunner(model, self._arena, block_size=settings.block_size, rows=settings.max_running)
             with timer.stage("warm_up"):
                 runner.warm_up(prompt_tokens=settings.max_step_tokens)

@@ -20,7 +20,7 @@ from services.worker.engines.torch_engine.attention import (
     Segment,
     build_attention,
 )
-from services.worker.engines.torch_engine.model import Adapting, Attend, LlamaModel
+from services.worker.engines.torch_engine.model import Adapting, Attend, Decoder
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler, sample
 from services.worker.engines.torch_engine.sequences import Chunk
 
@@ -42,7 +42,7 @@ class Timings:
 class ModelRunner:
     """One loaded model and its place in the arena. `rows` sequences may run at once."""
 
-    def __init__(self, model: LlamaModel, arena: Tensor, *, block_size: int, rows: int) -> None:
+    def __init__(self, model: Decoder, arena: Tensor, *, block_size: int, rows: int) -> None:
         """`arena` (blocks, numbers per block) is contiguous and of the model's dtype."""
         self.model = model
         self.config = model.config
@@ -213,7 +213,7 @@ class ModelRunner:
         return torch.tensor(values, device=self.model.device)
 
 
-def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
+def _attention(model: Decoder, arena: Tensor, block_size: int) -> Attention:
     config = model.config
     shape = AttentionShape(
         heads=config.heads,
@@ -223,6 +223,9 @@ def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
         block_size=block_size,
         dtype=model.dtype,
         stride=arena.shape[1],
+        scale=config.query_scale,
+        cap=config.attention_cap,
+        windows=config.windows,
     )
     return build_attention(shape, model.device)
 

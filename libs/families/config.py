@@ -1,0 +1,138 @@
+"""A Hugging Face `config.json` as the frozen shape that a model is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from libs.families.family import FAMILIES, Family
+from libs.families.rope import RopeConfig, read_rope
+from libs.versions.ends import token_ids
+from libs.versions.errors import LoadError
+
+Activation = Literal["silu", "gelu_tanh"]
+
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes and variants of a decoder. `hidden` is the width of the feed-forward part; `head_width` need not be
+    `width / heads`."""
+
+    architecture: str
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    hidden: int
+    context: int
+    norm_eps: float
+    rope: RopeConfig
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    activation: Activation = "silu"
+    query_scale: float = 0.0
+    """What queries are multiplied by; 0 for one through the root of `head_width`."""
+    attention_cap: float = 0.0
+    """Scores s of attention become cap · tanh(s / cap), where it is not 0."""
+    windows: tuple[int, ...] = ()
+    """By layer, how many tokens one of it sees, its own among them; 0 for all. Empty where no layer has less than the
+    context."""
+
+    @property
+    def family(self) -> Family:
+        """What it has in common with all checkpoints of its architecture."""
+        return FAMILIES[self.architecture]
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Translate the content of config.json.
+
+    :raises LoadError: an unsupported architecture or variant, or sizes that cannot be.
+    :raises KeyError: a required field is missing.
+    """
+    architecture = next(iter(raw.get("architectures") or []), "unnamed")
+    if architecture not in FAMILIES:
+        raise LoadError(f"architecture {architecture} is not supported")
+    family = FAMILIES[architecture]
+    raw = {**family.fields, **raw}
+    own = {name: raw[name] for name in family.fields}
+    context = int(raw["max_position_embeddings"])
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unnamed")
+        raise LoadError(f"weights quantised by {method} are not supported; give the unquantised checkpoint")
+    heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    bias = bool(own.get("attention_bias", False))
+    config = ModelConfig(
+        architecture=architecture,
+        vocabulary=int(raw["vocab_size"]),
+        width=width,
+        layers=int(raw["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_width=int(raw.get("head_dim") or _shared_width(width, heads)),
+        hidden=int(raw["intermediate_size"]),
+        context=context,
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=read_rope(raw, context),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=bias or family.qkv_bias,
+        output_bias=bias,
+        mlp_bias=bool(own.get("mlp_bias", False)),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
+        activation=_activation(raw.get(family.activation, "silu")),
+        windows=_windows(family, raw, context),
+    )
+    _check_sizes(config)
+    return config
+
+
+def _activation(name: Any) -> Activation:
+    if name not in _ACTIVATIONS:
+        raise LoadError(f"activation {name} is not supported")
+    return _ACTIVATIONS[name]
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    sizes = (config.layers, config.vocabulary, config.context, config.width, config.heads, config.kv_heads)
+    if min(*sizes, config.hidden, config.head_width) < 1:
+        raise LoadError("a size is below 1")
+    if config.heads % config.kv_heads:
+        raise LoadError(f"{config.heads} query heads cannot share {config.kv_heads} key heads evenly")
+    if config.head_width % 2:
+        raise LoadError(f"head_dim {config.head_width} is odd; the rotary embedding turns pairs")
+
+
+def _shared_width(width: int, heads: int) -> int:
+    if width % heads:
+        raise LoadError(f"hidden_size {width} is no multiple of {heads} heads and head_dim is not given")
+    return width // heads
+
+
+def _windows(family: Family, raw: Mapping[str, Any], context: int) -> tuple[int, ...]:
+    if not family.windows or raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
+        return ()
+    window, layers = int(raw["sliding_window"]), int(raw["num_hidden_layers"])
+    sliding = [_slides(family, raw, layer) for layer in range(layers)]
+    if not any(sliding) or window >= context:
+        return ()
+    if window < 1:
+        raise LoadError(f"sliding_window is {window}; a token sees itself at least")
+    return tuple(window if each else 0 for each in sliding)
+
+
+def _slides(family: Family, raw: Mapping[str, Any], layer: int) -> bool:
+    if family.windows == "every":
+        return True
+    if raw.get("layer_types"):
+        return bool(raw["layer_types"][layer] != "full_attention")
+    return layer >= int(raw["max_window_layers"])

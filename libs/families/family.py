@@ -1,0 +1,96 @@
+"""Families of decoders as data: what sets each apart from a Llama.
+
+All of them are embeddings, layers of attention and a gated feed-forward part, each added to what went into it, a last
+norm and an output layer. A family says which variant of each piece its class in transformers has; sizes are the
+checkpoint's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """A layer's norms before and after attention and feed-forward part, by the names of their tensors; empty where
+    there is none."""
+
+    attention_in: str = ""
+    attention_out: str = ""
+    mlp_in: str = ""
+    mlp_out: str = ""
+
+
+PRE = Norms(attention_in="input_layernorm", mlp_in="post_attention_layernorm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture. `title` and `checkpoints` are for people.
+
+    `fields` are those of config.json that its class reads beyond what all read, and what it takes where one is left
+    out; of those that only some families have, no other is read, whatever it says.
+    """
+
+    title: str
+    checkpoints: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    norms: Norms = PRE
+    norm_from_one: bool = False
+    """Norms multiply by one plus their weight."""
+    head_norms: Literal["", "each", "whole"] = ""
+    """Norms of queries and keys before the rotary embedding: of each head, or of all heads as one vector."""
+    qkv_bias: bool = False
+    """Queries, keys and values have biases whatever config.json says."""
+    fused: bool = False
+    """Checkpoints hold one qkv_proj and one gate_up_proj."""
+    activation: str = "hidden_act"
+    """The field of config.json that names it."""
+    scaled_embeddings: bool = False
+    """Embeddings are multiplied by the root of their width."""
+    windows: Literal["", "every", "upper"] = ""
+    """Which layers see no more than `sliding_window` tokens: every one; or, where `layer_types` does not say, those
+    from `max_window_layers` on."""
+    local_rope: bool = False
+    """Layers with a window have a rotary embedding of their own."""
+    ropeless: bool = False
+    """Some layers have no rotary embedding (`no_rope_layers`)."""
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of rotary embedding that mean another one here."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
+        title="Llama 2, 3",
+        checkpoints="Llama 2, 3, 3.1, 3.2, TinyLlama, SmolLM2, DeepSeek-R1-Distill-Llama",
+        fields={"attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "MistralForCausalLM": Family(
+        title="Mistral",
+        checkpoints="Mistral 7B, Nemo, Small, Zephyr",
+        fields={"num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2},
+        windows="every",
+    ),
+    "Qwen2ForCausalLM": Family(
+        title="Qwen2",
+        checkpoints="Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen",
+        fields={
+            "num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+        },
+        qkv_bias=True,
+        windows="upper",
+    ),
+    "Qwen3ForCausalLM": Family(
+        title="Qwen3",
+        checkpoints="Qwen3 0.6B to 32B, dense",
+        fields={
+            "num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, "use_sliding_window": False,
+            "sliding_window": 4096, "max_window_layers": 28,
+        },
+        head_norms="each",
+        windows="upper",
+    ),
+}  # fmt: skip
+"""By the name under `architectures` in config.json."""

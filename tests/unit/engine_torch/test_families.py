@@ -1,0 +1,56 @@
+"""Each family of decoders as transformers computes it; `make test-engine` runs every case of the oracle on each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support_checkpoints as support
+import support_oracle as oracle
+from safetensors.torch import load_file
+from support_checkpoints import make_core
+
+from libs.families import FAMILIES
+from services.worker.engines.torch_engine.config import load_config
+from services.worker.engines.torch_engine.weights import expected_shapes
+from services.worker.model_files import ModelFiles
+
+ROOT = Path(__file__).parents[3]
+ROWS = oracle.ARCHITECTURES | oracle.FAMILIES
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return oracle.World(tmp_path_factory.mktemp("families"), prompts=8, adapted=8)
+
+
+def test_every_family_is_held_against_transformers():
+    assert {support.ARCHITECTURES.get(kind, kind) for kind, _ in ROWS.values()} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("model", oracle.FAMILIES)
+def test_answers_in_chunks_and_from_the_cache_are_those_of_transformers(world, model):
+    assert oracle.check(world, "chunks, cached", [model]) == 0
+
+
+@pytest.mark.parametrize("model", oracle.FAMILIES)
+def test_the_tensors_expected_are_those_that_transformers_writes(world, model):
+    folder = world.folder(model)
+    found = {name: tuple(each.shape) for name, each in load_file(folder / "model.safetensors").items()}
+    assert expected_shapes(load_config(ModelFiles(folder))) == found
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("model", oracle.FAMILIES)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(world, model, weights):
+    assert make_core({model: world.folder(model)}, weights=weights).info.numerics.keys() == {model}
+
+
+def test_the_page_has_the_table_of_families():
+    page = [sys.executable, ROOT / "bin" / "engine-docs", "--check"]
+    assert subprocess.run(page, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == 0
+
+
+def test_families_are_read_without_torch():
+    code = "import sys, libs.families; sys.exit(bool({'torch', 'numba', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
