@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from libs.families.family import FAMILIES, Family
-from libs.families.rope import RopeConfig, read_rope
+from libs.families.rope import RopeConfig, read_ropes
 from libs.versions.ends import token_ids
 from libs.versions.errors import LoadError
 
@@ -47,10 +47,22 @@ class ModelConfig:
     """By layer, how many tokens one of it sees, its own among them; 0 for all. Empty where no layer has less than the
     context."""
 
+    layer_ropes: tuple[RopeConfig | None, ...] = ()
+    """By layer, its rotary embedding, if it has one; empty where it is `rope` in all."""
+
     @property
     def family(self) -> Family:
         """What it has in common with all checkpoints of its architecture."""
         return FAMILIES[self.architecture]
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings that any layer has, each once."""
+        return tuple(dict.fromkeys(each for each in self.layer_ropes or (self.rope,) if each is not None))
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """The rotary embedding of a layer, if it has one."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -82,7 +94,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         hidden=int(raw["intermediate_size"]),
         context=context,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=read_rope(raw, context),
+        rope=read_ropes(family, raw, context)[0],
         tied=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=bias or family.qkv_bias,
         output_bias=bias,
@@ -110,6 +122,12 @@ def _check_sizes(config: ModelConfig) -> None:
         raise LoadError(f"{config.heads} query heads cannot share {config.kv_heads} key heads evenly")
     if config.head_width % 2:
         raise LoadError(f"head_dim {config.head_width} is odd; the rotary embedding turns pairs")
+    for rope in config.ropes:
+        turned = rope.turned(config.head_width)
+        if turned < 2 or turned % 2:
+            raise LoadError(f"partial_rotary_factor {rope.share} turns {turned} numbers of a head: not pairs")
+        if rope.kind == "longrope" and len(rope.factors) != turned // 2:
+            raise LoadError(f"longrope has {len(rope.factors)} factors for {turned // 2} frequencies")
 
 
 def _shared_width(width: int, heads: int) -> int:

@@ -57,6 +57,8 @@ class Family:
     """Layers with a window have a rotary embedding of their own."""
     ropeless: bool = False
     """Some layers have no rotary embedding (`no_rope_layers`)."""
+    partial_rotary: bool = False
+    """Its rotary embedding may turn a part of each head."""
     rope_names: Mapping[str, str] = field(default_factory=dict)
     """Kinds of rotary embedding that mean another one here."""
 
@@ -91,6 +93,18 @@ FAMILIES: Mapping[str, Family] = {
         },
         head_norms="each",
         windows="upper",
+    ),
+    "Phi3ForCausalLM": Family(
+        title="Phi-3",
+        checkpoints="Phi-3-mini, Phi-3.5-mini, Phi-4-mini, Phi-4",
+        fields={
+            "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None, "bos_token_id": 1,
+            "eos_token_id": 32000,
+        },
+        fused=True,
+        windows="every",
+        partial_rotary=True,
+        rope_names={"su": "longrope", "yarn": "longrope"},
     ),
 }  # fmt: skip
 """By the name under `architectures` in config.json."""

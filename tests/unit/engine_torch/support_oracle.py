@@ -21,6 +21,7 @@ import torch
 import transformers
 from support_checkpoints import Collected
 
+from libs import families
 from libs.clock import ManualClock
 from services.worker.engines.port import FinishReason, SequenceRequest
 from services.worker.engines.torch_engine import TorchCore
@@ -49,11 +50,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By name: the kind of checkpoint, and how it differs. The narrow one has heads of 8, for attention in plain torch."""
 
+
+def longrope(frequencies: int, **changes: Any) -> dict[str, Any]:
+    """A rotary embedding that divides each frequency by a factor of its own."""
+    factors = {
+        f"{name}_factor": [by**index for index in range(frequencies)] for name, by in (("short", 1.1), ("long", 1.4))
+    }
+    return {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **changes}
+
+
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral@1": ("mistral", {**WIDE, **HEADS, "sliding_window": 19}),
     "qwen2-sliding@1": ("qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+    "phi3@1": ("Phi3ForCausalLM", {**WIDE, "num_key_value_heads": 2, "sliding_window": 19, "pad_token_id": 0}),
+    "phi4-mini@1": (
+        "Phi3ForCausalLM",
+        {
+            **WIDE,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": longrope(6, partial_rotary_factor=0.75),
+        },
+    ),
     "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
 }
 """The same for the other families; a row or more of each."""
@@ -61,6 +82,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 ADAPTERS = {"all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "some": ["q_proj",
             "v_proj", "down_proj"], "mlp": ["gate_proj", "up_proj"]}  # fmt: skip
 """By name: the layers that an adapter of every architecture changes. `llama2+all@1` is one of llama2's."""
+
+FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+         "up_proj": "gate_up_proj"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +159,8 @@ class World:
             warnings.simplefilter("ignore")  # of PEFT's own making, about things that adapters of ours do not have
             base = transformers.AutoModelForCausalLM.from_pretrained(self.folder(base_of(model)), dtype=torch.float32)
             targets = ADAPTERS[model.partition("+")[2].partition("@")[0]]
+            if families.FAMILIES[base.config.architectures[0]].fused:
+                targets = sorted({FUSED.get(target, target) for target in targets})
             config = peft.LoraConfig(task_type="CAUSAL_LM", r=2 + len(targets), lora_alpha=8, target_modules=targets)
             adapted = peft.get_peft_model(base, config)
             torch.manual_seed(len(targets))

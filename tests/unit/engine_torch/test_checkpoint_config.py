@@ -2,6 +2,7 @@
 
 import pytest
 import support_checkpoints as support
+import support_oracle as oracle
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8, "sliding_window": None}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
 
 
@@ -72,6 +74,7 @@ def test_biases_are_only_those_that_the_architecture_has():
     assert parse_config(QWEN2).qkv_bias
 
 
+LONGROPE = oracle.longrope(8)
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 500000.0},
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -83,6 +86,19 @@ ROPES = {
     "llama3 without its original context": {
         "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     },
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn without its original context": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+    "yarn with other bounds": {
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+        "beta_fast": 2.0, "beta_slow": 0.5, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.2,
+    },
+    "yarn of a given magnitude": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+        "attention_factor": 1.3,
+    },
+    "longrope beyond its original context": {**LONGROPE, "original_max_position_embeddings": 16},
+    "longrope within its original context": {**LONGROPE, "original_max_position_embeddings": 64},
+    "longrope of a given factor": {**LONGROPE, "original_max_position_embeddings": 16, "factor": 8.0},
 }  # fmt: skip
 
 
@@ -109,8 +125,9 @@ def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old)
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn"),
-        (LLAMA | {"rope_scaling": {"type": "longrope"}}, "type longrope"),
+        (LLAMA | {"rope_scaling": {"type": "proportional", "factor": 4.0}}, "type proportional"),
+        (LLAMA | {"rope_scaling": oracle.longrope(3)}, "3 factors for 4 frequencies"),
+        (PHI3 | {"partial_rotary_factor": 0.4}, "turns 3 numbers"),
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differ between layers"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "part of each head"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),

@@ -46,6 +46,24 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(world, model, weights):
     assert make_core({model: world.folder(model)}, weights=weights).info.numerics.keys() == {model}
 
 
+def test_longrope_beyond_the_original_context_takes_its_long_factors(tmp_path):
+    rope = {"rope_parameters": oracle.longrope(6, partial_rotary_factor=0.75), "original_max_position_embeddings": 8}
+    model = support.save_checkpoint(tmp_path, "Phi3ForCausalLM", **oracle.WIDE, **rope, pad_token_id=0)
+    prompt = list(range(3, 15))
+    asked = [support.request(0, prompt, model=support.MODEL)]
+    collected = support.run(make_core({support.MODEL: tmp_path}, max_running=2, max_step_tokens=5), asked)
+    assert collected.tokens[0] == support.reference(model, prompt)
+
+
+def test_tables_of_the_rotary_embedding_are_as_long_as_a_sequence_can_be(tmp_path):
+    support.save_checkpoint(tmp_path, max_position_embeddings=100_000)
+    core = make_core({support.MODEL: tmp_path}, block_size=4, total_blocks=16)
+    [(cos, _)] = core._parts.models.shelf.loaded(support.MODEL).runner.model._turns
+    assert len(cos) == 64
+    vector, _ = support.embed(core, [5] * 70)  # whose keys and values are in memory of their own
+    assert len(vector) == 32
+
+
 def test_the_page_has_the_table_of_families():
     page = [sys.executable, ROOT / "bin" / "engine-docs", "--check"]
     assert subprocess.run(page, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == 0

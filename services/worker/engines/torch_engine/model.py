@@ -46,11 +46,13 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """A norm is None where the family has none. `head_norms` are the weights of those of queries and keys: of both as
-    one (heads + kv_heads, head_width) where each head has its own norm, else of each."""
+    one (heads + kv_heads, head_width) where each head has its own norm, else of each. `rope` is its rotary embedding's
+    place among those of the model, None without one."""
 
     attention_in: Tensor | None
     qkv: Linear
     head_norms: tuple[Tensor, ...]
+    rope: int | None
     output: Linear
     attention_out: Tensor | None
     mlp_in: Tensor | None
@@ -72,8 +74,12 @@ class Decoder:
         *,
         kind: Kind = "float32",
         device: torch.device | None = None,
+        positions: int = 0,
     ) -> None:
-        """:raises EngineLoadError: a tensor is missing or has the wrong shape."""
+        """Positions are below `positions`, 0 for the whole context, until `reach` is called.
+
+        :raises EngineLoadError: a tensor is missing or has the wrong shape.
+        """
         self.config = config
         self.dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
         self.device = device or torch.device("cpu")
@@ -85,16 +91,27 @@ class Decoder:
         self._activation = _ACTIVATIONS[config.activation]
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._norm = self._norm_weight("model.norm", config.width)
-        cos, sin = rotation(config.rope, config.head_width, config.context)
-        self._cos, self._sin = (part.to(self.device, self.dtype).unsqueeze(1) for part in (cos, sin))
+        self._turns: list[Turn] = []
+        self.reach(positions or config.context)
         del self._weights
 
     @property
     def nbytes(self) -> int:
         """Bytes of all linear layers, the embeddings and the tables of the rotary embedding, in all their copies."""
         layers = [part for each in self._layers for part in (each.qkv, each.output, each.gate_up, each.down)]
-        tables = [table for table in (self._own_rows, self._cos, self._sin) if table is not None]
+        tables = [table for turn in self._turns for table in turn]
+        tables += [self._own_rows] if self._own_rows is not None else []
         return sum(layer.nbytes for layer in (*layers, self._head)) + sum(table.nbytes for table in tables)
+
+    def reach(self, positions: int) -> None:
+        """Allow all positions below `positions` from now on."""
+        config = self.config
+        if not self._turns or positions > len(self._turns[0][0]):
+            pairs = [rotation(rope, config.head_width, positions) for rope in config.ropes]
+            self._turns = [
+                (cos.to(self.device, self.dtype).unsqueeze(1), sin.to(self.device, self.dtype).unsqueeze(1))
+                for cos, sin in pairs
+            ]
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, adapting: Adapting | None = None) -> Tensor:
         """Last hidden states, after the final norm, of `tokens` (n,) at `positions` (n,): (n, width)."""
@@ -102,11 +119,13 @@ class Decoder:
         padding = worthwhile_rows(count) - count if self.device.type == "cpu" else 0
         if padding:
             tokens, positions = functional.pad(tokens, (0, padding)), functional.pad(positions, (0, padding))
-        turn = self._cos[positions], self._sin[positions]
+        turns: dict[int | None, Turn] = {
+            index: (cos[positions], sin[positions]) for index, (cos, sin) in enumerate(self._turns)
+        }
         hidden = self._rows(tokens).to(self.dtype)
         for index, layer in enumerate(self._layers):
             normed = self._normed(hidden, layer.attention_in)
-            attended = self._attended(index, layer, normed, turn, count, attend, adapting)
+            attended = self._attended(index, layer, normed, turns.get(layer.rope), count, attend, adapting)
             hidden += self._normed(attended, layer.attention_out)
             normed = self._normed(hidden, layer.mlp_in)
             gate, up = _linear(layer.gate_up, index, "gate_up", normed, adapting).chunk(2, dim=-1)
@@ -123,7 +142,7 @@ class Decoder:
         index: int,
         layer: _Layer,
         normed: Tensor,
-        turn: Turn,
+        turn: Turn | None,
         count: int,
         attend: Attend,
         adapting: Adapting | None,
@@ -132,7 +151,7 @@ class Decoder:
         qkv = _linear(layer.qkv, index, "qkv", normed, adapting)
         heads = qkv.view(-1, config.heads + 2 * config.kv_heads, config.head_width)
         turned = self._asking(qkv, heads, layer.head_norms)
-        turned = rotate(turned, *turn)[:count]
+        turned = (turned if turn is None else rotate(turned, *turn))[:count]
         mixed = attend(
             index, turned[:, : config.heads], turned[:, config.heads :], heads[:count, config.heads + config.kv_heads :]
         )
@@ -192,11 +211,12 @@ class Decoder:
         if config.family.head_norms == "each":
             counts = (config.heads, config.kv_heads)
             own = (torch.cat([norm.expand(count, -1) for norm, count in zip(own, counts, strict=True)]),)
-        places = config.family.norms
+        places, rope = config.family.norms, config.rope_of(index)
         return _Layer(
             attention_in=norms.get(places.attention_in),
             qkv=linear["qkv"],
             head_norms=own,
+            rope=None if rope is None else config.ropes.index(rope),
             output=linear["o"],
             attention_out=norms.get(places.attention_out),
             mlp_in=norms.get(places.mlp_in),
@@ -225,14 +245,15 @@ class Decoder:
         return tensor.to(torch.float32)
 
 
-def weight_bytes(config: ModelConfig, kind: Kind, device: torch.device) -> int:
+def weight_bytes(config: ModelConfig, kind: Kind, device: torch.device, positions: int = 0) -> int:
     """What a model will take in memory (`Decoder.nbytes`, and the norms), but for the few bytes of int8's scales."""
+    positions = positions or config.context
     wide = 2 if kind == "bfloat16" else 4
     each = 1 if kind == "int8" else wide
     table = config.vocabulary * config.width
     second = table * each if device.type == "cpu" else 0  # see `_ends`
     copies = second if config.tied else table * (wide - each)
-    angles = 2 * config.context * config.head_width * wide
+    angles = 2 * positions * wide * sum(rope.turned(config.head_width) for rope in config.ropes)
     return sum(map(math.prod, expected_shapes(config).values())) * each + copies + angles
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -51,8 +50,7 @@ class Models:
         self.device = _device(settings.device)
         torch.set_num_threads(settings.threads)
         dtype = torch.bfloat16 if settings.weights == "bfloat16" else torch.float32
-        size = functools.partial(weight_bytes, kind=settings.weights, device=self.device)
-        self.shelf = Shelf(settings, clock=clock, size=size, make=self._make, admit=self._admit)
+        self.shelf = Shelf(settings, clock=clock, size=self._size, make=self._make, admit=self._admit)
         self.shelf.open()
         self._structures: dict[str, Structures] = {}
         self._dtype = dtype
@@ -208,7 +206,13 @@ class Models:
         settings = self._settings
         with torch.inference_mode():
             with timer.stage("build"):
-                model = Decoder(checkpoint.config, checkpoint.weights, kind=settings.weights, device=self.device)
+                model = Decoder(
+                    checkpoint.config,
+                    checkpoint.weights,
+                    kind=settings.weights,
+                    device=self.device,
+                    positions=self._positions(checkpoint.config),
+                )
                 runner = ModelRunner(model, self._arena, block_size=settings.block_size, rows=settings.max_running)
             with timer.stage("warm_up"):
                 runner.warm_up(prompt_tokens=settings.max_step_tokens)
@@ -222,7 +226,14 @@ class Models:
     def _admit(self, loaded: Loaded, name: str, weights: LoraWeights) -> Sequence[str]:
         return loaded.adapters.add(name, weights, busy=self._busy())
 
+    def _size(self, config: ModelConfig) -> int:
+        return weight_bytes(config, self._settings.weights, self.device, self._positions(config))
+
     # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _positions(self, config: ModelConfig) -> int:
+        """How many tokens the longest sequence can have."""
+        return min(config.context, self.total_blocks * self._settings.block_size)
 
     def _shapes(self) -> list[BlockShape]:
         return [BlockShape(each, self._settings.block_size, self._dtype) for each in self.shelf.configs.values()]

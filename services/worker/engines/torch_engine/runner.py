@@ -110,6 +110,7 @@ class ModelRunner:
             raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
         if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
             raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
+        self.model.reach(len(prompt))
         with torch.inference_mode():
             attend = self._scratch(blocks=-(-len(prompt) // self._block_size))
             total = torch.zeros(self.config.width, device=self.model.device)
@@ -134,6 +135,7 @@ class ModelRunner:
         :raises EngineLoadError: they do not, or the numbers are not finite.
         """
         count = min(self._block_size + 3, self.config.context)
+        self.model.reach(count)
         whole = self._logits_in_chunks([count])
         same = True
         for way, lengths in (("decode", [1] * count), ("chunks", [count // 2, count - count // 2])):
