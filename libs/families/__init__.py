@@ -4,8 +4,8 @@ Imports no torch, so that a command can judge a folder where there is none: `FAM
 the one judgement.
 """
 
-from libs.families.config import ModelConfig, parse_config
+from libs.families.config import Activation, ModelConfig, parse_config
 from libs.families.family import FAMILIES, Family, Norms
 from libs.families.rope import ROPE_KINDS, RopeConfig
 
-__all__ = ["FAMILIES", "ROPE_KINDS", "Family", "ModelConfig", "Norms", "RopeConfig", "parse_config"]
+__all__ = ["FAMILIES", "ROPE_KINDS", "Activation", "Family", "ModelConfig", "Norms", "RopeConfig", "parse_config"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +40,13 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """What attention and the feed-forward part add is multiplied by it."""
+    logit_scale: float = 1.0
+    """Logits are divided by it."""
+    logit_cap: float = 0.0
+    """As `attention_cap`, of logits."""
     query_scale: float = 0.0
     """What queries are multiplied by; 0 for one through the root of `head_width`."""
     attention_cap: float = 0.0
@@ -77,11 +85,15 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = FAMILIES[architecture]
     raw = {**family.fields, **raw}
     own = {name: raw[name] for name in family.fields}
+    if raw.get("use_bidirectional_attention"):
+        raise LoadError("attention to later tokens (use_bidirectional_attention) is not supported")
     context = int(raw["max_position_embeddings"])
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         raise LoadError(f"weights quantised by {method} are not supported; give the unquantised checkpoint")
     heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    sliding = _sliding(family, raw)
+    rope, local_rope = read_ropes(family, raw, context)
     bias = bool(own.get("attention_bias", False))
     config = ModelConfig(
         architecture=architecture,
@@ -94,7 +106,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         hidden=int(raw["intermediate_size"]),
         context=context,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=read_ropes(family, raw, context)[0],
+        rope=rope,
+        layer_ropes=tuple(local_rope if each else rope for each in sliding) if family.local_rope else (),
         tied=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=bias or family.qkv_bias,
         output_bias=bias,
@@ -102,7 +115,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         eos_token_ids=token_ids(raw.get("eos_token_id")),
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
         activation=_activation(raw.get(family.activation, "silu")),
-        windows=_windows(family, raw, context),
+        embedding_scale=math.sqrt(width) if family.scaled_embeddings else 1.0,
+        query_scale=_factor(own, "query_pre_attn_scalar", 0.0, power=-0.5),
+        attention_cap=_factor(own, "attn_logit_softcapping", 0.0),
+        logit_cap=_factor(own, "final_logit_softcapping", 0.0),
+        windows=_windows(raw, sliding, context),
     )
     _check_sizes(config)
     return config
@@ -136,16 +153,21 @@ def _shared_width(width: int, heads: int) -> int:
     return width // heads
 
 
-def _windows(family: Family, raw: Mapping[str, Any], context: int) -> tuple[int, ...]:
-    if not family.windows or raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
-        return ()
-    window, layers = int(raw["sliding_window"]), int(raw["num_hidden_layers"])
-    sliding = [_slides(family, raw, layer) for layer in range(layers)]
-    if not any(sliding) or window >= context:
-        return ()
-    if window < 1:
-        raise LoadError(f"sliding_window is {window}; a token sees itself at least")
-    return tuple(window if each else 0 for each in sliding)
+def _factor(own: Mapping[str, Any], name: str, absent: float, power: float = 1.0) -> float:
+    """A field of the family's own to some power; `absent` where it has none or is null."""
+    if own.get(name) is None:
+        return absent
+    value = float(own[name])
+    if not 0 < value < math.inf:
+        raise LoadError(f"{name} is {value}; it must be above 0")
+    return value**power
+
+
+def _sliding(family: Family, raw: Mapping[str, Any]) -> list[bool]:
+    """Which layers are meant to have a window, whatever its length."""
+    if not family.windows or not raw.get("use_sliding_window", True):
+        return [False] * int(raw["num_hidden_layers"])
+    return [_slides(family, raw, layer) for layer in range(int(raw["num_hidden_layers"]))]
 
 
 def _slides(family: Family, raw: Mapping[str, Any], layer: int) -> bool:
@@ -153,4 +175,15 @@ def _slides(family: Family, raw: Mapping[str, Any], layer: int) -> bool:
         return True
     if raw.get("layer_types"):
         return bool(raw["layer_types"][layer] != "full_attention")
+    if family.windows == "pattern":
+        return (layer + 1) % int(raw["sliding_window_pattern"]) != 0
     return layer >= int(raw["max_window_layers"])
+
+
+def _windows(raw: Mapping[str, Any], sliding: Sequence[bool], context: int) -> tuple[int, ...]:
+    if not any(sliding) or raw.get("sliding_window") is None:
+        return ()
+    window = int(raw["sliding_window"])
+    if window < 1:
+        raise LoadError(f"sliding_window is {window}; a token sees itself at least")
+    return tuple(window if each else 0 for each in sliding) if window < context else ()

@@ -24,6 +24,12 @@ class Norms:
 
 
 PRE = Norms(attention_in="input_layernorm", mlp_in="post_attention_layernorm")
+SANDWICH = Norms(
+    attention_in="input_layernorm",
+    attention_out="post_attention_layernorm",
+    mlp_in="pre_feedforward_layernorm",
+    mlp_out="post_feedforward_layernorm",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +56,9 @@ class Family:
     """The field of config.json that names it."""
     scaled_embeddings: bool = False
     """Embeddings are multiplied by the root of their width."""
-    windows: Literal["", "every", "upper"] = ""
+    windows: Literal["", "every", "upper", "pattern"] = ""
     """Which layers see no more than `sliding_window` tokens: every one; or, where `layer_types` does not say, those
-    from `max_window_layers` on."""
+    from `max_window_layers` on, or all but each `sliding_window_pattern`-th."""
     local_rope: bool = False
     """Layers with a window have a rotary embedding of their own."""
     ropeless: bool = False
@@ -105,6 +111,38 @@ FAMILIES: Mapping[str, Family] = {
         windows="every",
         partial_rotary=True,
         rope_names={"su": "longrope", "yarn": "longrope"},
+    ),
+    "Gemma2ForCausalLM": Family(
+        title="Gemma 2",
+        checkpoints="Gemma 2 2B, 9B, 27B",
+        fields={
+            "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "attention_bias": False,
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0, "sliding_window": 4096, "sliding_window_pattern": 2, "bos_token_id": 2,
+            "eos_token_id": 1,
+        },
+        norms=SANDWICH,
+        norm_from_one=True,
+        activation="hidden_activation",
+        scaled_embeddings=True,
+        windows="pattern",
+    ),
+    "Gemma3ForCausalLM": Family(
+        title="Gemma 3 (text)",
+        checkpoints="Gemma 3 270M, 1B",
+        fields={
+            "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "attention_bias": False,
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "final_logit_softcapping": None,
+            "sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+            "bos_token_id": 2, "eos_token_id": 1,
+        },
+        norms=SANDWICH,
+        norm_from_one=True,
+        head_norms="each",
+        activation="hidden_activation",
+        scaled_embeddings=True,
+        windows="pattern",
+        local_rope=True,
     ),
 }  # fmt: skip
 """By the name under `architectures` in config.json."""

@@ -57,6 +57,10 @@ def read_ropes(family: Family, raw: Mapping[str, Any], context: int) -> tuple[Ro
     """
     # transformers 5 writes everything into rope_parameters; earlier versions into rope_theta and rope_scaling.
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if family.local_rope:
+        whole = scaling.get("full_attention", scaling) or {}
+        local = {"rope_theta": raw["rope_local_base_freq"]} | (scaling.get("sliding_attention") or {})
+        return _read(family, raw, whole, context), _read(family, raw, local, context)
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise LoadError("rotary embeddings that differ between layers are not supported")
     rope = _read(family, raw, scaling, context)

@@ -60,6 +60,8 @@ def longrope(frequencies: int, **changes: Any) -> dict[str, Any]:
 
 
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+GEMMA = {**WIDE, **HEADS, "pad_token_id": 0, "query_pre_attn_scalar": 40}
+"""The score is not what the width of a head makes it."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral@1": ("mistral", {**WIDE, **HEADS, "sliding_window": 19}),
@@ -74,6 +76,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 128,
             "rope_parameters": longrope(6, partial_rotary_factor=0.75),
         },
+    ),
+    "gemma2@1": ("Gemma2ForCausalLM", {**GEMMA, "sliding_window": 19, "attn_logit_softcapping": 3.0}),
+    "gemma3@1": (
+        "Gemma3ForCausalLM",
+        {**GEMMA, "num_hidden_layers": 3, "sliding_window": 19, "sliding_window_pattern": 3},
     ),
     "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
 }

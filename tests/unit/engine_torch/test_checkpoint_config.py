@@ -7,6 +7,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from support_checkpoints import MODEL
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from libs.clock import ManualClock
@@ -23,6 +24,7 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8, "sliding_window": None}
+GEMMA2, GEMMA3 = (LLAMA | {"architectures": [f"Gemma{number}ForCausalLM"]} for number in (2, 3))
 PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
 
@@ -122,6 +124,33 @@ def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_layers_of_gemma_3_have_the_rotations_that_transformers_gives_them(old):
+    if old:  # as on the hub
+        rope = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    else:
+        whole = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+        local = {"rope_type": "default", "rope_theta": 2e4}
+        rope = {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
+    raw = GEMMA3 | rope | {"sliding_window": 8, "sliding_window_pattern": 2, "head_dim": 16}
+    theirs = transformers.Gemma3TextConfig(**{key: raw[key] for key in raw if key != "architectures"})
+    ours, embedding = parse_config(raw), Gemma3RotaryEmbedding(theirs)
+    assert ours.windows == (8, 0)
+    heads = torch.randn(64, 2, 16)
+    for layer, kind in enumerate(theirs.layer_types):
+        cos, sin = embedding(torch.zeros(1), torch.arange(64).unsqueeze(0), kind)
+        found = rotate(heads, *(part.unsqueeze(1) for part in rotation(ours.rope_of(layer), 16, 64)))
+        expected, _ = apply_rotary_pos_emb(heads, heads, cos[0], sin[0], unsqueeze_dim=1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_caps_that_are_null_are_none():
+    config = parse_config(GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (config.attention_cap, config.logit_cap) == (0.0, 0.0)
+    config = parse_config(GEMMA2)
+    assert (config.attention_cap, config.logit_cap, config.query_scale) == (50.0, 30.0, 1 / 16)
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -137,6 +166,9 @@ def test_rotations_equal_those_of_transformers_over_the_whole_context(name, old)
         (LLAMA | {"num_hidden_layers": 0}, "below 1"),
         (LLAMA | {"intermediate_size": -1}, "below 1"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0"),
+        (GEMMA2 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA2 | {"hidden_activation": "relu"}, "activation relu"),
     ],
 )
 def test_variants_that_are_not_supported_are_refused_in_words(raw, words):

@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
 
 @functools.cache
-def load(*shape: float) -> Kernel:
+def load(*shape: int) -> Kernel:
     """The kernel for one shape (see `attention_kernel.compiled`), from disk if it was compiled before.
 
     :raises ImportError: it was not, and numba is not there.
@@ -63,7 +63,7 @@ def load(*shape: float) -> Kernel:
     return Kernel(made.address, made)
 
 
-def _path(shape: tuple[float, ...]) -> Path | None:
+def _path(shape: tuple[int, ...]) -> Path | None:
     """Where a kernel is kept; None on machines whose code this cannot take in."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None

@@ -66,7 +66,9 @@ class CompiledAttention:
         half = shape.dtype == torch.bfloat16
         self._shape = shape
         sizes = (shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
-        self._kernel = attention_code.load(*sizes, shape.scale, shape.cap, any(shape.windows))
+        self._kernel = attention_code.load(*sizes, shape.cap > 0.0, any(shape.windows))
+        scale = (shape.scale or shape.head_width**-0.5) / (shape.cap or 1.0)
+        self._factors = np.array([scale, shape.cap], dtype=np.float32).view(np.int32)
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._kernel.address)
         self._layer_size = 2 * shape.kv_heads * shape.block_size * shape.head_width * shape.dtype.itemsize
         self._parallel = _parallel()
@@ -97,6 +99,7 @@ class CompiledAttention:
         arguments[layout.TABLES], arguments[layout.TABLE_STRIDE] = tables.ctypes.data, tables.strides[0]
         arguments[layout.SCRATCH], arguments[layout.SCRATCH_SIZE] = self._scratch.data_ptr(), need
         arguments[layout.SCORES] = padded * 4
+        arguments[layout.SCALE], arguments[layout.CAP] = self._factors
         arguments[layout.BLOCK] = self._shape.apart * self._shape.dtype.itemsize
         total = int(described[-1, 1]) + segments[-1].count
         return CompiledPlan(tasks, described, tables, self._scratch, arguments, writes, total, threads)

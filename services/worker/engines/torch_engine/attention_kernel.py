@@ -20,6 +20,7 @@ from services.worker.engines.torch_engine.attention_layout import (
     ARENA,
     ATTEND,
     BLOCK,
+    CAP,
     FIELDS,
     KEY,
     KEY_STRIDE,
@@ -30,6 +31,7 @@ from services.worker.engines.torch_engine.attention_layout import (
     OUT,
     QUERY,
     QUERY_STRIDE,
+    SCALE,
     SCORES,
     SCRATCH,
     SCRATCH_SIZE,
@@ -207,8 +209,7 @@ def compiled(
     width: int,
     block_size: int,
     half: bool,
-    scale_by: float = 0.0,
-    cap: float = 0.0,
+    capped: bool = False,
     sliding: bool = False,
     *,
     keep: bool,
@@ -216,8 +217,7 @@ def compiled(
     """The kernel for one shape, as a C function of a pointer to the call's arguments. What a shape does not ask for is
     not in its code.
 
-    :param scale_by: see `AttentionShape.scale`.
-    :param cap: see `AttentionShape.cap`.
+    :param capped: whether there is an `AttentionShape.cap`.
     :param sliding: whether any layer has a window.
     :param keep: whether numba keeps it on disk, and takes it from there if it was compiled before.
     """
@@ -230,8 +230,6 @@ def compiled(
     columns = max(n for n in range(1, chunks + 1) if chunks % n == 0 and (n == 1 or n * group <= _REGISTERS))
     slices = chunks // columns
     sum_row, slice_row, out_row = width * 4, row // slices, heads * row
-    scale = np.float32((scale_by or 1.0 / math.sqrt(width)) / (cap or 1.0))
-    most = np.float32(cap)
     # Numba's cache would not notice that this other file has changed.
     sources = zlib.crc32(Path(vectors.__file__).read_bytes()) | 1
 
@@ -244,6 +242,7 @@ def compiled(
         thread = vectors.take_number(counters + np.uint64(NEXT_THREAD * 8))
         scratch = np.uint64(given[SCRATCH] + thread * given[SCRATCH_SIZE])
         arena, block, stride = np.uint64(given[ARENA]), np.uint64(given[BLOCK]), np.uint64(given[SCORES])
+        scale, cap = np.int32(given[SCALE]).view(np.float32), np.int32(given[CAP]).view(np.float32)
         sums = scratch + np.uint64(heads) * stride
         mixed = numba.carray(vectors.floats_at(sums), heads * width)
         factors = numba.carray(vectors.floats_at(sums + np.uint64(heads * width * 4)), heads)
@@ -297,8 +296,8 @@ def compiled(
                     )
                     for index in range(first * group, last * group):
                         scores = scratch + np.uint64(index) * stride + np.uint64(begin * 4)
-                        if cap:
-                            _capped(scores, length - begin, most)
+                        if capped:
+                            _capped(scores, length - begin, cap)
                         factors[index] = _softmax(scores, length - begin)
                     for index in range(first * group * width, last * group * width):
                         mixed[index] = 0.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
+from services.worker.engines.torch_engine.activations import activation
 from services.worker.engines.torch_engine.linear import Kind, Linear, worthwhile_rows
 from services.worker.engines.torch_engine.rotary import rotate, rotation
 from services.worker.engines.torch_engine.weights import Group, Site, expected_shapes, norm_widths, sites
@@ -36,11 +36,6 @@ class Adapting(Protocol):
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines for `rotate`."""
-
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +83,8 @@ class Decoder:
         table = self._take("model.embed_tokens.weight", config.vocabulary, config.width)
         self._head, self._own_rows = self._ends(table)
         del table
-        self._activation = _ACTIVATIONS[config.activation]
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self._activation = activation(config.activation)
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._norm = self._norm_weight("model.norm", config.width)
         self._turns: list[Turn] = []
@@ -123,19 +119,24 @@ class Decoder:
             index: (cos[positions], sin[positions]) for index, (cos, sin) in enumerate(self._turns)
         }
         hidden = self._rows(tokens).to(self.dtype)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
         for index, layer in enumerate(self._layers):
             normed = self._normed(hidden, layer.attention_in)
             attended = self._attended(index, layer, normed, turns.get(layer.rope), count, attend, adapting)
-            hidden += self._normed(attended, layer.attention_out)
+            hidden += self._added(attended, layer.attention_out)
             normed = self._normed(hidden, layer.mlp_in)
             gate, up = _linear(layer.gate_up, index, "gate_up", normed, adapting).chunk(2, dim=-1)
             fed = _linear(layer.down, index, "down", self._activation(gate).mul_(up), adapting)
-            hidden += self._normed(fed, layer.mlp_out)
+            hidden += self._added(fed, layer.mlp_out)
         return self._normed(hidden[:count], self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(n, width) hidden states → (n, vocabulary), float32."""
-        return self._head(hidden).float()
+        config, logits = self.config, self._head(hidden).float()
+        if config.logit_scale != 1.0:
+            logits = logits / config.logit_scale
+        return config.logit_cap * torch.tanh(logits / config.logit_cap) if config.logit_cap else logits
 
     def _attended(
         self,
@@ -170,6 +171,11 @@ class Decoder:
         parts = qkv[:, : sum(widths)].split(widths, dim=-1)
         whole = torch.cat([self._normed(part, norm) for part, norm in zip(parts, norms, strict=True)], dim=-1)
         return whole.view(-1, count, config.head_width)
+
+    def _added(self, out: Tensor, norm: Tensor | None) -> Tensor:
+        """What is added to the hidden states of what attention or the feed-forward part put out."""
+        out = self._normed(out, norm)
+        return out if self.config.residual_scale == 1.0 else out * self.config.residual_scale
 
     def _normed(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
         """Over the last axis; `weight` may have one more before it. Without a weight nothing is done."""
