@@ -144,5 +144,13 @@ FAMILIES: Mapping[str, Family] = {
         windows="pattern",
         local_rope=True,
     ),
+    "GraniteForCausalLM": Family(
+        title="Granite 3",
+        checkpoints="Granite 3.0 to 3.3, dense",
+        fields={
+            "attention_bias": False, "mlp_bias": False, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0, "logits_scaling": 1.0, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
 }  # fmt: skip
 """By the name under `architectures` in config.json."""

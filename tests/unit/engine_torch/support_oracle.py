@@ -82,6 +82,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {**GEMMA, "num_hidden_layers": 3, "sliding_window": 19, "sliding_window_pattern": 3},
     ),
+    "granite@1": (
+        "GraniteForCausalLM",
+        {
+            **WIDE,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "embedding_multiplier": 6.0,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.1,
+        },
+    ),
     "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
 }
 """The same for the other families; a row or more of each."""
