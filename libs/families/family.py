@@ -24,6 +24,7 @@ class Norms:
 
 
 PRE = Norms(attention_in="input_layernorm", mlp_in="post_attention_layernorm")
+POST = Norms(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
 SANDWICH = Norms(
     attention_in="input_layernorm",
     attention_out="post_attention_layernorm",
@@ -151,6 +152,13 @@ FAMILIES: Mapping[str, Family] = {
             "attention_bias": False, "mlp_bias": False, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
             "attention_multiplier": 1.0, "logits_scaling": 1.0, "bos_token_id": 1, "eos_token_id": 2,
         },
+    ),
+    "Olmo2ForCausalLM": Family(
+        title="OLMo 2",
+        checkpoints="OLMo 2 1B to 32B",
+        fields={"attention_bias": False, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+        norms=POST,
+        head_norms="whole",
     ),
 }  # fmt: skip
 """By the name under `architectures` in config.json."""

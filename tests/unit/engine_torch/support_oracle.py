@@ -94,6 +94,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.1,
         },
     ),
+    "olmo2@1": ("Olmo2ForCausalLM", {**WIDE, "num_key_value_heads": 2}),
     "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
 }
 """The same for the other families; a row or more of each."""
