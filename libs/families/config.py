@@ -14,6 +14,8 @@ from libs.versions.errors import LoadError
 
 Activation = Literal["silu", "gelu_tanh"]
 
+_MOST_LAYERS = 1024  # several times those of the largest; each layer costs before its weights are missed
+
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -76,9 +78,18 @@ class ModelConfig:
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Translate the content of config.json.
 
-    :raises LoadError: an unsupported architecture or variant, or sizes that cannot be.
-    :raises KeyError: a required field is missing.
+    :raises LoadError: an unsupported architecture or variant, sizes that cannot be, or a field that is missing or
+        malformed; the message names it.
     """
+    try:
+        return _parse(raw)
+    except LoadError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise LoadError(f"malformed ({type(error).__name__}: {error})") from error
+
+
+def _parse(raw: Mapping[str, Any]) -> ModelConfig:
     architecture = next(iter(raw.get("architectures") or []), "unnamed")
     if architecture not in FAMILIES:
         raise LoadError(f"architecture {architecture} is not supported")
@@ -91,6 +102,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         raise LoadError(f"weights quantised by {method} are not supported; give the unquantised checkpoint")
+    if (layers := int(raw["num_hidden_layers"])) > _MOST_LAYERS:
+        raise LoadError(f"num_hidden_layers is {layers}; at most {_MOST_LAYERS} are supported")
     heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     sliding = _sliding(family, raw)
     rope, local_rope = read_ropes(family, raw, context)
@@ -99,7 +112,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         architecture=architecture,
         vocabulary=int(raw["vocab_size"]),
         width=width,
-        layers=int(raw["num_hidden_layers"]),
+        layers=layers,
         heads=heads,
         kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_width=int(raw.get("head_dim") or _shared_width(width, heads)),
@@ -107,7 +120,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         context=context,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=rope,
-        layer_ropes=tuple(local_rope if each else rope for each in sliding) if family.local_rope else (),
+        layer_ropes=_layer_ropes(family, raw, sliding, rope, local_rope),
         tied=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=bias or family.qkv_bias,
         output_bias=bias,
@@ -165,6 +178,20 @@ def _factor(own: Mapping[str, Any], name: str, absent: float, power: float = 1.0
     return value**power
 
 
+def _layer_ropes(
+    family: Family, raw: Mapping[str, Any], sliding: Sequence[bool], rope: RopeConfig, local: RopeConfig
+) -> tuple[RopeConfig | None, ...]:
+    if family.ropeless:
+        return tuple(None if _ropeless(raw, layer) else rope for layer in range(len(sliding)))
+    return tuple(local if each else rope for each in sliding) if family.local_rope else ()
+
+
+def _ropeless(raw: Mapping[str, Any], layer: int) -> bool:
+    if raw.get("no_rope_layers") is not None:
+        return not _of_layer(raw, "no_rope_layers", layer)
+    return (layer + 1) % int(raw["no_rope_layer_interval"]) == 0
+
+
 def _sliding(family: Family, raw: Mapping[str, Any]) -> list[bool]:
     """Which layers are meant to have a window, whatever its length."""
     if not family.windows or not raw.get("use_sliding_window", True):
@@ -176,10 +203,18 @@ def _slides(family: Family, raw: Mapping[str, Any], layer: int) -> bool:
     if family.windows == "every":
         return True
     if raw.get("layer_types"):
-        return bool(raw["layer_types"][layer] != "full_attention")
+        return bool(_of_layer(raw, "layer_types", layer) != "full_attention")
+    if family.windows == "ropeless":
+        return _ropeless(raw, layer)
     if family.windows == "pattern":
         return (layer + 1) % int(raw["sliding_window_pattern"]) != 0
     return layer >= int(raw["max_window_layers"])
+
+
+def _of_layer(raw: Mapping[str, Any], name: str, layer: int) -> Any:
+    if len(raw[name]) <= layer:
+        raise LoadError(f"{name} says nothing of layer {layer}")
+    return raw[name][layer]
 
 
 def _windows(raw: Mapping[str, Any], sliding: Sequence[bool], context: int) -> tuple[int, ...]:

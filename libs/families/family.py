@@ -57,13 +57,14 @@ class Family:
     """The field of config.json that names it."""
     scaled_embeddings: bool = False
     """Embeddings are multiplied by the root of their width."""
-    windows: Literal["", "every", "upper", "pattern"] = ""
+    windows: Literal["", "every", "upper", "pattern", "ropeless"] = ""
     """Which layers see no more than `sliding_window` tokens: every one; or, where `layer_types` does not say, those
-    from `max_window_layers` on, or all but each `sliding_window_pattern`-th."""
+    from `max_window_layers` on, all but each `sliding_window_pattern`-th, or those without rotary embedding."""
     local_rope: bool = False
     """Layers with a window have a rotary embedding of their own."""
     ropeless: bool = False
-    """Some layers have no rotary embedding (`no_rope_layers`)."""
+    """Layers have no rotary embedding where `no_rope_layers` is 0; where that is not given, each
+    `no_rope_layer_interval`-th has none."""
     partial_rotary: bool = False
     """Its rotary embedding may turn a part of each head."""
     rope_names: Mapping[str, str] = field(default_factory=dict)
@@ -159,6 +160,17 @@ FAMILIES: Mapping[str, Family] = {
         fields={"attention_bias": False, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
         norms=POST,
         head_norms="whole",
+    ),
+    "SmolLM3ForCausalLM": Family(
+        title="SmolLM3",
+        checkpoints="SmolLM3 3B",
+        fields={
+            "num_key_value_heads": 4, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+            "rope_theta": 2e6, "no_rope_layer_interval": 4, "use_sliding_window": False, "sliding_window": None,
+            "bos_token_id": 128000, "eos_token_id": 128001,
+        },
+        windows="ropeless",
+        ropeless=True,
     ),
 }  # fmt: skip
 """By the name under `architectures` in config.json."""

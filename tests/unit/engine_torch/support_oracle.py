@@ -95,6 +95,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2@1": ("Olmo2ForCausalLM", {**WIDE, "num_key_value_heads": 2}),
+    "smollm3@1": (
+        "SmolLM3ForCausalLM",
+        {
+            **WIDE,
+            "num_key_value_heads": 2,
+            "no_rope_layer_interval": 2,
+            "pad_token_id": 0,
+            "use_sliding_window": True,
+            "sliding_window": 19,
+        },
+    ),
     "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
 }
 """The same for the other families; a row or more of each."""

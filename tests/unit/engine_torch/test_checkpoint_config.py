@@ -24,6 +24,7 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8, "sliding_window": None}
+GRANITE, SMOLLM3 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in ("Granite", "SmolLM3"))
 GEMMA2, GEMMA3 = (LLAMA | {"architectures": [f"Gemma{number}ForCausalLM"]} for number in (2, 3))
 PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
@@ -144,6 +145,15 @@ def test_layers_of_gemma_3_have_the_rotations_that_transformers_gives_them(old):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_layers_without_rotation_are_those_of_transformers():
+    for changes in ({}, {"no_rope_layer_interval": 3}, {"no_rope_layers": [0, 1, 1, 1, 0, 1]}):
+        raw = SMOLLM3 | {"num_hidden_layers": 6} | changes
+        theirs = transformers.SmolLM3Config(**{key: raw[key] for key in raw if key != "architectures"})
+        ours = parse_config(raw)
+        assert [int(rope is not None) for rope in ours.layer_ropes] == theirs.no_rope_layers
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+
+
 def test_caps_that_are_null_are_none():
     config = parse_config(GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
     assert (config.attention_cap, config.logit_cap) == (0.0, 0.0)
@@ -166,6 +176,15 @@ def test_caps_that_are_null_are_none():
         (LLAMA | {"num_hidden_layers": 0}, "below 1"),
         (LLAMA | {"intermediate_size": -1}, "below 1"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0"),
+        (GEMMA2 | {"layer_types": ["full_attention"]}, "layer_types says nothing of layer 1"),
+        (SMOLLM3 | {"no_rope_layers": []}, "no_rope_layers says nothing of layer 0"),
+        (GRANITE | {"residual_multiplier": float("inf")}, "residual_multiplier is inf"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        (LLAMA | {"vocab_size": None}, "malformed"),
+        ({key: LLAMA[key] for key in LLAMA if key != "hidden_size"}, "malformed .*hidden_size"),
+        (LLAMA | {"architectures": [{}]}, "malformed"),
+        (LLAMA | {"rope_scaling": "yarn"}, "malformed"),
+        (LLAMA | {"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
         (GEMMA2 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (GEMMA2 | {"hidden_activation": "relu"}, "activation relu"),

@@ -27,5 +27,5 @@ def load_config(files: ModelFiles) -> ModelConfig:
         return parse_config(raw)
     except EngineLoadError as error:
         raise EngineLoadError(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError) as error:  # of the ends
         raise EngineLoadError(f"{path}: malformed ({type(error).__name__}: {error})") from error
