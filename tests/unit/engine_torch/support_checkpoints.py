@@ -27,7 +27,8 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "
 
 def save_checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """Write a random checkpoint of an architecture with its manifest; returns the transformers model in float32. Norms
-    have random weights as well: those that models begin with would hide what is done with them."""
+    of a kind that is named in full have random weights as well: those that models begin with would hide what is done
+    with them."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1,
@@ -39,7 +40,7 @@ def save_checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **changes:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
-        elif parameter.dim() == 1:
+        elif parameter.dim() == 1 and kind not in ARCHITECTURES:
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
     model.save_pretrained(folder)
     write_manifest(folder)

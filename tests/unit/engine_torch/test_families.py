@@ -55,6 +55,17 @@ def test_longrope_beyond_the_original_context_takes_its_long_factors(tmp_path):
     assert collected.tokens[0] == support.reference(model, prompt)
 
 
+@pytest.mark.parametrize(("model", "most"), [("mistral@1", 6), ("gemma2@1", 16)])
+def test_memory_before_the_windows_of_all_layers_is_given_back(world, model, most):
+    core = make_core({model: world.folder(model)}, prefix_cache=False)
+    core.add([support.request(0, [5, 9, 60] * 15, model=model, max_tokens=20, ignore_eos=True)])
+    held = []
+    while core.has_work():
+        core.step()
+        held.append(256 - core.capacity().free_blocks)
+    assert max(held[1:]) == most  # blocks of four: the window's 19 tokens and one before them, or all 64
+
+
 def test_tables_of_the_rotary_embedding_are_as_long_as_a_sequence_can_be(tmp_path):
     support.save_checkpoint(tmp_path, max_position_embeddings=100_000)
     core = make_core({support.MODEL: tmp_path}, block_size=4, total_blocks=16)

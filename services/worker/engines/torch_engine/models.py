@@ -283,7 +283,10 @@ class Models:
 def limits_of(config: ModelConfig) -> ModelLimits:
     """What the scheduler must know of a model."""
     return ModelLimits(
-        context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
+        context=config.context,
+        vocabulary=config.vocabulary,
+        eos_token_ids=frozenset(config.eos_token_ids),
+        window=max(config.windows) if all(config.windows) and config.windows else 0,
     )
 
 

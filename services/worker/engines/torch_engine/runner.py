@@ -196,7 +196,8 @@ class ModelRunner:
         sequence = chunk.sequence
         written = (sequence.arrival, sequence.version)
         if self._written[sequence.row] != written:
-            self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
+            # Before them lies what no layer sees: it is not read.
+            self._tables[sequence.row, sequence.slid : sequence.slid + len(sequence.blocks)] = sequence.blocks
             self._written[sequence.row] = written
 
     def _attend(self, plan: object, arena: Tensor) -> Attend:
