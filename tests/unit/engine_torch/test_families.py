@@ -21,7 +21,7 @@ ROWS = oracle.ARCHITECTURES | oracle.FAMILIES
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return oracle.World(tmp_path_factory.mktemp("families"), prompts=8, adapted=8)
+    return oracle.World(tmp_path_factory.mktemp("families"), prompts=14, adapted=14)
 
 
 def test_every_family_is_held_against_transformers():
@@ -33,6 +33,10 @@ def test_answers_in_chunks_and_from_the_cache_are_those_of_transformers(world, m
     assert oracle.check(world, "chunks, cached", [model]) == 0
 
 
+def test_adapters_of_fused_projections_are_those_of_transformers(world):
+    assert oracle.check(world, "adapters in one batch", ["phi3@1"]) == 0
+
+
 @pytest.mark.parametrize("model", oracle.FAMILIES)
 def test_the_tensors_expected_are_those_that_transformers_writes(world, model):
     folder = world.folder(model)
@@ -42,8 +46,17 @@ def test_the_tensors_expected_are_those_that_transformers_writes(world, model):
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("model", oracle.FAMILIES)
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(world, model, weights):
-    assert make_core({model: world.folder(model)}, weights=weights).info.numerics.keys() == {model}
+def test_rows_have_the_same_bits_alone_and_in_a_batch(world, model, weights):
+    found = []
+    for running in (1, len(world.prompts)):
+        core = make_core(
+            {model: world.folder(model)}, weights=weights, max_running=running, max_step_tokens=1024, prefix_cache=False
+        )
+        assert core.info.numerics.keys() == {model}
+        asked = [support.request(i, each, model=model, logprobs=2) for i, each in enumerate(world.prompts)]
+        collected = support.run(core, asked)
+        found.append((collected.tokens, collected.logprobs))
+    assert found[0] == found[1]
 
 
 def test_longrope_beyond_the_original_context_takes_its_long_factors(tmp_path):
