@@ -209,9 +209,10 @@ protos-check: protos-image ## Lint the protos, look for breaking changes, compar
 	diff -r -x __pycache__ $(BUILD)/gen protos/gen || { echo "protos/gen is not what protos/ generates: run make protos" >&2; exit 1; }
 
 .PHONY: docs
-docs: setup ## Write docs/registry, docs/openai.md, docs/metrics.md and the tables in docs/security.md, from the code and the protos' comments.
+docs: setup ## Write docs/registry, docs/openai.md, docs/metrics.md and the tables in docs/security.md and engines.md, from the code and the protos' comments.
 	$(PY) bin/kind-docs
 	$(PY) bin/security-docs
+	$(PY) bin/engine-docs
 	$(PY) bin/openai-docs
 	$(PY) bin/metric-docs
 
@@ -223,6 +224,7 @@ picture: setup ## Draw README's picture: its first commands on a fresh mesh (a m
 docs-check: ## Check that the written docs are what the code says.
 	$(PY) bin/kind-docs --check
 	$(PY) bin/security-docs --check
+	$(PY) bin/engine-docs --check
 	$(PY) bin/openai-docs --check
 	$(PY) bin/metric-docs --check
 

@@ -1,6 +1,6 @@
 """The torch engine beside transformers and vLLM: `make bench-engine`, or `python -m loadtest.bench_engine [--quick]`.
 
-Makes two checkpoints with random weights, sends every contestant the same requests in the same run, in turn, each in a
+Makes checkpoints with random weights, sends every contestant the same requests in the same run, in turn, each in a
 process of its own with two threads; measures what the engine's own bookkeeping costs, what a long prompt does to
 running streams, and the way from worker to gateway. Prints tables and ends with one line of JSON. See
 loadtest/README.md.
@@ -29,7 +29,8 @@ from loadtest.overload import output
 from loadtest.overload.output import say
 
 ROOT = REPOSITORY / "build" / "bench"
-PARTS = ("t", "s", "overhead", "itl", "worker")
+FAMILIES = tuple(checkpoints.ARCHITECTURES)
+PARTS = ("t", "s", *FAMILIES, "overhead", "itl", "worker")
 QUIET = 0.05
 """Share of the machine that others may use before the figures carry a warning."""
 BLOCK_SIZE = 16
@@ -71,6 +72,10 @@ class Bench:
         """Throughput on the larger checkpoint."""
         self._throughput("s", {"a": self._options.repeats_s, "c": self._options.repeats})
 
+    def family(self, name: str) -> None:
+        """Workload A on a checkpoint of another family."""
+        self._throughput(name, {"a": self._options.repeats_s})
+
     def _throughput(self, checkpoint: str, repeats: dict[str, int]) -> None:
         folder, vocabulary = checkpoints.ensure(checkpoint, ROOT), checkpoints.vocabulary(checkpoint)
         ours_answers = []
@@ -103,7 +108,8 @@ class Bench:
             "hf": stack.enter_context(contestants.hf(checkpoint, folder)),
             "ours": stack.enter_context(contestants.ours(checkpoint, folder, self._settings)),
         }
-        vllm = None if self._options.no_vllm else contestants.vllm(checkpoint, folder)
+        skipped = self._options.no_vllm or checkpoint in FAMILIES
+        vllm = None if skipped else contestants.vllm(checkpoint, folder)
         if vllm is not None:
             running["vllm"] = stack.enter_context(vllm)
         vocabulary = checkpoints.vocabulary(checkpoint)
@@ -231,10 +237,10 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--repeats-s", type=int, default=1, help="of workload A on S, the longest run")
+    parser.add_argument("--repeats-s", type=int, default=1, help="of workload A on S and the families")
     parser.add_argument("--steps", type=int, default=48, help="decode steps in which the overhead is measured")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="one repeat, without workload A on S")
+    parser.add_argument("--quick", action="store_true", help="one repeat, without workload A on S and families")
     parser.add_argument("--smoke", action="store_true", help="the overhead alone, on T: figures of no weight")
     parser.add_argument("--profile", action="store_true", help="profile workload A on T instead; no figures")
     parser.add_argument("--no-vllm", action="store_true")
@@ -243,6 +249,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick or options.smoke:
         options.repeats, options.repeats_s, options.steps = 1, 0, 16
+        options.only = [part for part in options.only if part not in FAMILIES]
     if options.smoke:
         options.only, options.no_vllm = ["overhead"], True
     return options
@@ -263,7 +270,10 @@ def main() -> None:
     for part in PARTS:
         if part in options.only:
             with parts.part(part):
-                getattr(bench, part)()
+                if part in FAMILIES:
+                    bench.family(part)
+                else:
+                    getattr(bench, part)()
     if bench.strangers > QUIET:
         say(f"\nother processes used up to {bench.strangers:.0%} of the machine in a run: compare ratios only")
     names = sorted(bench.figures, key=lambda name: (name not in report.TARGETS, name))

@@ -13,8 +13,8 @@ from loadtest.engine.child import REPOSITORY, THREADS, Contestant
 
 RUNNING = 64
 """Sequences that may run at once, for contestants that have such a limit."""
-TOTAL_BLOCKS = {"t": 2560, "s": 2048}
-"""KV blocks of ours, of 16 tokens: room for all of workload B on T, of workload A on S."""
+TOTAL_BLOCKS = {"t": 2560}
+"""KV blocks of ours, of 16 tokens: room for all of workload B on T; elsewhere for workload A."""
 STEP_TOKENS = 512
 """Most tokens that a step of ours computes in the throughput runs."""
 VLLM_KV_GIB = 1
@@ -32,7 +32,7 @@ def ours(checkpoint: str, folder: Path, overrides: Mapping[str, Any], *, module:
         "device": "cpu",
         "max_running": RUNNING,
         "max_step_tokens": STEP_TOKENS,
-        "total_blocks": TOTAL_BLOCKS[checkpoint],
+        "total_blocks": TOTAL_BLOCKS.get(checkpoint, 2048),
         **overrides,
     }
     log = folder.parent / f"{module}-{checkpoint}.log"

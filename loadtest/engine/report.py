@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loadtest.engine.checkpoints import ARCHITECTURES
 from loadtest.figures import percentile, ratios, spread, table
 
 Answers = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -18,10 +19,16 @@ TARGETS = {
     "ttft_ratio_hf_a": "≥ 8",
     "tps_ratio_hf_c": "≥ 1.5",
     "tps_ratio_vllm_a": "≥ 0.5",
+    **{f"tps_ratio_hf_a_{family}": "≥ 3" for family in ARCHITECTURES},
     "overhead_ms_b32_s": "≤ 1",
     "overhead_share_b32_s": "≤ 0.1",
 }
-PART_OF = {"tps_ratio_hf_c": "s", "overhead_ms_b32_s": "overhead", "overhead_share_b32_s": "overhead"}
+PART_OF = {
+    "tps_ratio_hf_c": "s",
+    **{f"tps_ratio_hf_a_{family}": family for family in ARCHITECTURES},
+    "overhead_ms_b32_s": "overhead",
+    "overhead_share_b32_s": "overhead",
+}
 """Of the targets; the others are of "t"."""
 OTHERS = ("hf", "vllm")
 
@@ -42,11 +49,12 @@ def compare(answers: Answers, *, checkpoint: str, workload: str) -> Figures:
 
     Ratios are medians of the ratios within a repeat, where the contestants ran one right after another. They are named
     for the workload alone where the issue of a workload is decided: A and B on T, C on S; elsewhere the checkpoint is
-    in the name.
+    in the name, behind the workload if it is of another family.
     """
     outputs_only = workload == "c"
     place = f"{checkpoint}_{workload}"
     short = workload if place in ("t_a", "t_b", "s_c") else place
+    short = f"{workload}_{checkpoint}" if checkpoint in ARCHITECTURES else short
     rates = {name: [rate(each, outputs_only=outputs_only) for each in rows] for name, rows in answers.items()}
     firsts = {name: [first_token(each) for each in rows] for name, rows in answers.items()}
     figures = {f"tps_{name}_{place}": statistics.median(values) for name, values in rates.items()}

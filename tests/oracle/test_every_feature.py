@@ -8,6 +8,7 @@ import pytest
 import support_oracle as oracle
 
 PROMPTS, ADAPTED = 200, 200
+RUNS = oracle.runs(tuple(oracle.CASES), oracle.ARCHITECTURES | oracle.FAMILIES)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("case", "models"), oracle.runs(tuple(oracle.CASES)), ids=oracle.label)
+@pytest.mark.parametrize(("case", "models"), RUNS, ids=oracle.label)
 def test_every_answer_is_that_of_transformers(world, case, models):
     differing = oracle.check(world, case, models)
     assert differing <= oracle.NEAR_TIES * PROMPTS * len(models)

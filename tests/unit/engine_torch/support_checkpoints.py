@@ -22,24 +22,26 @@ EOS = 2
 MODEL = "tiny@1"
 
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+
 def save_checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
-    """Write a random checkpoint with its manifest; returns the transformers model in float32."""
+    """Write a random checkpoint of an architecture with its manifest; returns the transformers model in float32. Norms
+    of a kind that is named in full have random weights as well: those that models begin with would hide what is done
+    with them."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1,
         "eos_token_id": EOS, "tie_word_embeddings": False, "initializer_range": 0.3,
     }  # fmt: skip
-    classes = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    }
-    make_config, make_model = classes[kind]
+    make_model = getattr(transformers, ARCHITECTURES.get(kind, kind))
     torch.manual_seed(seed)
-    model = make_model(make_config(**(sizes | changes))).eval().float()
+    model = make_model(make_model.config_class(**(sizes | changes))).eval().float()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
+        elif parameter.dim() == 1 and kind not in ARCHITECTURES:
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
     model.save_pretrained(folder)
     write_manifest(folder)
     return model

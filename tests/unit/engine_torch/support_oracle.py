@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 import transformers
 from support_checkpoints import Collected
 
+from libs import families
 from libs.clock import ManualClock
 from services.worker.engines.port import FinishReason, SequenceRequest
 from services.worker.engines.torch_engine import TorchCore
@@ -41,7 +42,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96}
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32}  # fmt: skip
 
-ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2@1": ("llama", {**WIDE, "num_key_value_heads": 4}),
     "llama3@1": ("llama", {**WIDE, "num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": ROPE}),
     "qwen2@1": ("qwen2", {**WIDE, "num_key_value_heads": 2}),
@@ -49,9 +50,72 @@ ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """By name: the kind of checkpoint, and how it differs. The narrow one has heads of 8, for attention in plain torch."""
 
+
+def longrope(frequencies: int, **changes: Any) -> dict[str, Any]:
+    """A rotary embedding that divides each frequency by a factor of its own."""
+    factors = {
+        f"{name}_factor": [by**index for index in range(frequencies)] for name, by in (("short", 1.1), ("long", 1.4))
+    }
+    return {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **changes}
+
+
+HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+GEMMA = {**WIDE, **HEADS, "pad_token_id": 0, "query_pre_attn_scalar": 40}
+"""The score is not what the width of a head makes it."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral@1": ("mistral", {**WIDE, **HEADS, "sliding_window": 19}),
+    "qwen2-sliding@1": ("qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+    "phi3@1": ("Phi3ForCausalLM", {**WIDE, "num_key_value_heads": 2, "sliding_window": 19, "pad_token_id": 0}),
+    "phi4-mini@1": (
+        "Phi3ForCausalLM",
+        {
+            **WIDE,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": longrope(6, partial_rotary_factor=0.75),
+        },
+    ),
+    "gemma2@1": ("Gemma2ForCausalLM", {**GEMMA, "sliding_window": 19, "attn_logit_softcapping": 3.0}),
+    "gemma3@1": (
+        "Gemma3ForCausalLM",
+        {**GEMMA, "num_hidden_layers": 3, "sliding_window": 19, "sliding_window_pattern": 3},
+    ),
+    "granite@1": (
+        "GraniteForCausalLM",
+        {
+            **WIDE,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "embedding_multiplier": 6.0,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "olmo2@1": ("Olmo2ForCausalLM", {**WIDE, "num_key_value_heads": 2}),
+    "smollm3@1": (
+        "SmolLM3ForCausalLM",
+        {
+            **WIDE,
+            "num_key_value_heads": 2,
+            "no_rope_layer_interval": 2,
+            "pad_token_id": 0,
+            "use_sliding_window": True,
+            "sliding_window": 19,
+        },
+    ),
+    "qwen3@1": ("Qwen3ForCausalLM", {**WIDE, **HEADS, "tie_word_embeddings": True}),
+}
+"""The same for the other families; a row or more of each."""
+
 ADAPTERS = {"all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "some": ["q_proj",
             "v_proj", "down_proj"], "mlp": ["gate_proj", "up_proj"]}  # fmt: skip
 """By name: the layers that an adapter of every architecture changes. `llama2+all@1` is one of llama2's."""
+
+FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+         "up_proj": "gate_up_proj"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +157,9 @@ class World:
             if "+" in model:
                 self._models[model] = self._make_adapter(model, path)
             else:
-                kind, changes = ARCHITECTURES[model]
-                self._models[model] = support.save_checkpoint(
-                    path, kind, seed=list(ARCHITECTURES).index(model), **changes
-                )
+                kind, changes = (ARCHITECTURES | FAMILIES)[model]
+                seed = [*ARCHITECTURES, *FAMILIES].index(model)
+                self._models[model] = support.save_checkpoint(path, kind, seed=seed, **changes)
                 write_tokenizer(path)
             support.write_manifest(path, model)
             self._made.add(model)
@@ -127,6 +190,8 @@ class World:
             warnings.simplefilter("ignore")  # of PEFT's own making, about things that adapters of ours do not have
             base = transformers.AutoModelForCausalLM.from_pretrained(self.folder(base_of(model)), dtype=torch.float32)
             targets = ADAPTERS[model.partition("+")[2].partition("@")[0]]
+            if families.FAMILIES[base.config.architectures[0]].fused:
+                targets = sorted({FUSED.get(target, target) for target in targets})
             config = peft.LoraConfig(task_type="CAUSAL_LM", r=2 + len(targets), lora_alpha=8, target_modules=targets)
             adapted = peft.get_peft_model(base, config)
             torch.manual_seed(len(targets))
@@ -266,9 +331,9 @@ SMALL = (
 """The cases of `make test`; between them they reach most of what the others do."""
 
 
-def runs(names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Each case with the architectures it is run on: every one alone, or all together."""
-    alone = [(name, (model,)) for name in names if not CASES[name].together for model in ARCHITECTURES]
+def runs(names: Sequence[str], models: Iterable[str] = ARCHITECTURES) -> list[tuple[str, tuple[str, ...]]]:
+    """Each case with what it is run on: every one of `models` alone, or all of `ARCHITECTURES` together."""
+    alone = [(name, (model,)) for name in names if not CASES[name].together for model in models]
     return alone + [(name, tuple(ARCHITECTURES)) for name in names if CASES[name].together]
 
 

@@ -23,11 +23,11 @@ NOTHING = [None] * BLOCK
 
 def make(
     total=32, *, host=0, disk=0, max_running=4, max_step_tokens=10, context=CONTEXT, public=None, intact=None,
-    owner_cap=None, **options,
+    owner_cap=None, window=0, **options,
 ):  # fmt: skip
     """(scheduler, pool) over two models."""
     pool = BlockManager(total, host=host, disk=disk, owner_cap=owner_cap, intact=intact or (lambda slot: True))
-    limits = ModelLimits(context=context, vocabulary=VOCABULARY, eos_token_ids=frozenset({EOS}))
+    limits = ModelLimits(context=context, vocabulary=VOCABULARY, eos_token_ids=frozenset({EOS}), window=window)
     scheduler = Scheduler(
         models=dict.fromkeys(MODELS, limits),
         names={model: PrefixNames(model, BLOCK, (public or {}).get(model, ())) for model in MODELS},
@@ -115,14 +115,16 @@ class SymbolicMemory:
         """Write a chunk's symbols after checking those before it; returns the next token."""
         sequence, end = chunk.sequence, chunk.start + chunk.count
         states = self._follow(sequence, end)
-        cells = [self.blocks.get((Tier.DEVICE, block), NOTHING) for block in sequence.blocks[: -(-end // BLOCK)]]
-        for first in range(0, chunk.start, BLOCK):
+        cells = [None] * sequence.slid + [self.blocks.get((Tier.DEVICE, each), NOTHING) for each in sequence.blocks]
+        seen = max(0, chunk.start + 1 - sequence.window) if sequence.window else 0
+        assert sequence.slid * BLOCK <= seen, f"{sequence.request.handle}: what it sees is gone"
+        for first in range(sequence.slid * BLOCK, chunk.start, BLOCK):
             last = min(first + BLOCK, chunk.start)
             found = cells[first // BLOCK][: last - first]
             assert found == states[first:last], f"{sequence.request.handle}: wrong content at {first} to {last}"
         for position in range(chunk.start, end):
             # As a block of its own: what was copied or shared before must not change with it.
-            block = (Tier.DEVICE, sequence.blocks[position // BLOCK])
+            block = (Tier.DEVICE, sequence.blocks[position // BLOCK - sequence.slid])
             self.blocks.setdefault(block, list(NOTHING))[position % BLOCK] = states[position]
         return next_token(states[end - 1])
 
@@ -294,6 +296,8 @@ FUZZED = {
     "shared-out": {"total": 24, "host": 8, "owner_cap": 6, "owner_share": 0.5},
     "tight": {"total": 12, "host": 4, "disk": 4, "max_running": 8, "growth_blocks": 0},
     "models come and go": {"total": 24, "host": 6, "disk": 6, "away": 0.05},
+    "sliding": {"total": 16, "host": 12, "disk": 10, "window": 9},
+    "sliding, recomputed": {"total": 14, "swap": False, "window": 6},
     "public": {"total": 16, "host": 6, "public": {model: [[7] * 10] for model in MODELS}},
 }
 """Configurations that between them reach every way a block can take."""

@@ -17,7 +17,17 @@ SHAPES = [
     AttentionShape(heads=8, kv_heads=4, head_width=32, layers=2, block_size=16),
     AttentionShape(heads=6, kv_heads=2, head_width=80, layers=2, block_size=12),
     AttentionShape(heads=8, kv_heads=2, head_width=128, layers=2, block_size=32, dtype=torch.bfloat16),
+    AttentionShape(heads=4, kv_heads=2, head_width=16, layers=2, block_size=8, scale=0.7, cap=3.0, windows=(0, 11)),
+    AttentionShape(
+        heads=4, kv_heads=1, head_width=256, layers=2, block_size=16, dtype=torch.bfloat16, cap=50.0, windows=(4, 16)
+    ),
 ]
+PLAIN, SLIDING = SHAPES[1], SHAPES[4]
+
+
+def label(shape):
+    """How tests name a shape."""
+    return f"{shape.heads}x{shape.head_width}{' sliding' if shape.windows else ''}"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,9 +83,13 @@ class Memory:
         past = self.past[index][:, layer].double()
         keys = torch.cat((past[:, 0], self.key[own].double())).repeat_interleave(shared, dim=1)
         values = torch.cat((past[:, 1], self.value[own].double())).repeat_interleave(shared, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", self.query[own].double(), keys) / shape.head_width**0.5
-        places = torch.arange(len(keys))
-        hidden = places > torch.arange(segment.start, len(keys)).unsqueeze(1)
+        scores = torch.einsum("qhd,khd->hqk", self.query[own].double(), keys) * (shape.scale or shape.head_width**-0.5)
+        if shape.cap:
+            scores = shape.cap * torch.tanh(scores / shape.cap)
+        places, own_places = torch.arange(len(keys)), torch.arange(segment.start, len(keys)).unsqueeze(1)
+        hidden = places > own_places
+        if shape.window(layer):
+            hidden |= places <= own_places - shape.window(layer)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
@@ -92,7 +106,7 @@ def kernel(request):
     return request.param
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.heads}x{shape.head_width}")
+@pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_a_mixed_step_equals_the_reference_and_stores_its_tokens(shape, kernel):
     memory = Memory(shape, mixed(shape.block_size))
     before = memory.arena.clone()
@@ -114,16 +128,17 @@ def test_a_mixed_step_equals_the_reference_and_stores_its_tokens(shape, kernel):
     kernel=st.sampled_from(["torch", "compiled"]),
     sizes=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
+    shape=st.sampled_from([PLAIN, SLIDING]),
 )
-def test_any_step_equals_the_reference(kernel, sizes, seed):
+def test_any_step_equals_the_reference(kernel, sizes, seed, shape):
     segments = [Segment(row, start, count) for row, (start, count) in enumerate(sizes)]
-    memory = Memory(SHAPES[1], segments, seed)
-    answer = memory.attend(build_attention(SHAPES[1], CPU, kernel), layer=0)
-    torch.testing.assert_close(answer.double(), memory.expected(0), rtol=0, atol=1e-5)
+    memory = Memory(shape, segments, seed)
+    answer = memory.attend(build_attention(shape, CPU, kernel))
+    torch.testing.assert_close(answer.double(), memory.expected(1), rtol=0, atol=1e-5)
 
 
-def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(kernel):
-    shape = SHAPES[1]
+@pytest.mark.parametrize("shape", [PLAIN, SLIDING], ids=label)
+def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(kernel, shape):
     segments = [Segment(row, 17 * row, 1 if row % 3 else 5) for row in range(12)]
     attention = build_attention(shape, CPU, kernel)
     memory = Memory(shape, segments)
@@ -135,8 +150,8 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(kernel):
         assert torch.equal(attention.attend(plan, 1, *rows, memory.arena), together[own])
 
 
-def test_the_compiled_kernel_gives_the_same_bits_however_a_prompt_is_cut():
-    shape = SHAPES[1]
+@pytest.mark.parametrize("shape", [PLAIN, SLIDING], ids=label)
+def test_the_compiled_kernel_gives_the_same_bits_however_a_prompt_is_cut(shape):
     attention = build_attention(shape, CPU, "compiled")
     memory = Memory(shape, [Segment(0, 0, 61)])
     whole = memory.attend(attention)
@@ -174,20 +189,29 @@ def test_a_broken_sequence_does_not_spoil_its_neighbours(kernel):
     assert torch.equal(broken[others], whole[others])
 
 
-def test_sequences_that_decode_together_on_a_gpu_are_padded_without_reading_what_they_do_not_own():
-    shape = SHAPES[1]
+def test_what_lies_before_a_window_is_not_read(kernel):
+    memory = Memory(SLIDING, [Segment(0, 40), Segment(1, 30, 5)])
+    whole = memory.attend(build_attention(SLIDING, CPU, kernel))
+    for row, begin in ((0, 40 - 10), (1, 30 - 10)):
+        for position in range(begin):
+            memory.blocks[memory.tables[row, position // 8], 1, :, :, position % 8] = torch.nan
+        memory.tables[row, : begin // 8] = memory.tables[row, -1]  # whole blocks may be somebody else's
+    assert torch.equal(memory.attend(build_attention(SLIDING, CPU, kernel)), whole)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, SLIDING], ids=label)
+def test_sequences_that_decode_together_on_a_gpu_are_padded_without_reading_what_they_do_not_own(shape):
     memory = Memory(shape, mixed(16))
     attention = build_attention(shape, CPU, "torch")
-    groups = attention.plan(memory.tables, memory.segments).groups
-    assert [group.sequences for group in groups] == [1] * 7
-    attention._together = True
-    groups = attention.plan(memory.tables, memory.segments).groups
-    assert [group.sequences for group in groups] == [4, 1, 1, 1]
+    for together, wanted in ((False, [1] * 7), (True, [4, 1, 1, 1])):
+        attention._together = together
+        for groups in attention.plan(memory.tables, memory.segments).groups.values():
+            assert [group.sequences for group in groups] == wanted
     torch.testing.assert_close(memory.attend(attention).double(), memory.expected(1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.heads}x{shape.head_width}")
+@pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_a_gpu_gives_the_same(shape):
     device = torch.device("cuda")
     memory = Memory(shape, mixed(shape.block_size))
@@ -204,6 +228,8 @@ def test_a_gpu_gives_the_same(shape):
         ({"kv_heads": 3}, "share"),
         ({"layers": 0}, "positive"),
         ({"stride": 32}, "apart"),
+        ({"windows": (4,)}, "one for each of 2 layers"),
+        ({"windows": (4, -1)}, "one for each of 2 layers"),
     ],
 )
 def test_impossible_shapes_are_refused(change, message):

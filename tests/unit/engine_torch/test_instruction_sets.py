@@ -19,8 +19,10 @@ HERE = Path(__file__).parent
 TESTS = {
     "test_instruction_sets.py": "set_was_taken",
     "test_linear.py": "",
+    "test_activations.py": "",
     "test_lora.py": "same_bits",
     "test_attention.py": "mixed_step and compiled-4x16",
+    "test_families.py": "same_bits and (gemma2 or qwen3)",
     "test_torch_oracle.py": "every_answer and narrow and chunks",
     "test_torch_engine.py": "numbers_are_alike",
 }

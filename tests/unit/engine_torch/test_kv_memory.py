@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
+from libs.families import ModelConfig, RopeConfig
 from services.worker.engines.torch_engine import kv
 from services.worker.engines.torch_engine.blocks import Move, Tier
-from services.worker.engines.torch_engine.config import ModelConfig, RopeConfig
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 
 SIZE = 128

@@ -43,12 +43,12 @@ def test_e2_whoever_gives_way_to_an_urgent_sequence_lets_it_in(name, monkeypatch
 @given(
     seed=st.integers(0, 10**6), total=st.integers(12, 30), host=st.integers(0, 12), disk=st.integers(0, 12),
     swap=st.booleans(), cache=st.booleans(), running=st.integers(1, 8), growth=st.integers(0, 3),
-    away=st.sampled_from((0.0, 0.1)), damage=st.sampled_from((0.0, 0.3)),
+    away=st.sampled_from((0.0, 0.1)), damage=st.sampled_from((0.0, 0.3)), window=st.sampled_from((0, 1, 4, 11)),
 )  # fmt: skip
-def test_any_configuration_is_exact(seed, total, host, disk, swap, cache, running, growth, away, damage):
+def test_any_configuration_is_exact(seed, total, host, disk, swap, cache, running, growth, away, damage, window):
     Fuzz(
         seed, 40, away=away, total=total, host=host, disk=disk, swap=swap, prefix_cache=cache, max_running=running,
-        growth_blocks=growth, damage=damage,
+        growth_blocks=growth, damage=damage, window=window,
     ).run()  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from libs.clock import ManualClock
 from services.worker.engines.port import EngineLoadError, FinishReason
 from services.worker.engines.torch_engine import TorchSettings
 from services.worker.engines.torch_engine.hosting import build
-from services.worker.engines.torch_engine.model import LlamaModel
+from services.worker.engines.torch_engine.model import Decoder
 
 
 def prompts(seed, count, longest=30):
@@ -413,12 +413,12 @@ def test_engines_know_whether_their_numbers_are_alike(tiny, weights):
 
 
 def test_numbers_that_depend_on_the_batch_are_nobodys(tiny, monkeypatch, caplog):
-    hidden = LlamaModel.hidden
+    hidden = Decoder.hidden
 
     def dependent(self, tokens, *rest):
         return hidden(self, tokens, *rest) * (1 + 1e-6 * len(tokens))
 
-    monkeypatch.setattr(LlamaModel, "hidden", dependent)
+    monkeypatch.setattr(Decoder, "hidden", dependent)
     core = make_core({MODEL: tiny[0]})
     assert core.info.numerics == {}
     assert "depend on what else is in a batch" in caplog.text

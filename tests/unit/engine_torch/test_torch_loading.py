@@ -98,11 +98,11 @@ def test_a_manifest_may_not_point_outside_or_leave_files_out(copy):
         {"architectures": ["GPT2LMHeadModel"]},
         {"architectures": None},
         {"hidden_act": "gelu"},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}},
         {"num_key_value_heads": 3},
         {"num_hidden_layers": "many"},
         {"hidden_size": None},
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 16},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
     ],
 )
 def test_unsupported_or_malformed_configurations_are_refused(copy, changes):

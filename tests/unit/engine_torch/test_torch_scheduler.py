@@ -414,3 +414,20 @@ def test_the_pool_refuses_what_would_corrupt_it():
     with pytest.raises(IntegrityError, match="used other"):
         pool.check_integrity([blocks])
     assert pool.free == 2
+
+
+def test_what_no_layer_sees_any_more_is_given_back_and_may_be_found_again():
+    scheduler, pool = make(total=20, window=9)
+    machine, asked = symbolic.Machine(scheduler), symbolic.req(1, tuple(range(1, 31)), max_tokens=15)
+    scheduler.add([asked])
+    used = []
+    while scheduler.has_work():
+        machine.turn()
+        used.append(pool.total - pool.free)
+    assert used[0] == 8  # its prompt's memory at once
+    assert max(used[2:]) == 3  # nine tokens and the one before them, in blocks of four
+    assert machine.tokens[1] == symbolic.expected(asked, 15)
+    scheduler.add([symbolic.req(2, tuple(range(1, 31)), max_tokens=15)])
+    machine.run()
+    assert machine.tokens[2] == machine.tokens[1]
+    assert scheduler.prefix_counters.hit == 28

@@ -6,7 +6,7 @@ import torch
 
 from libs.clock import SystemClock
 from services.worker.engines.torch_engine.loading import StageTimer, read_checkpoint
-from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
+from services.worker.engines.torch_engine.model import Decoder, weight_bytes
 from services.worker.model_files import ModelFiles
 
 
@@ -17,4 +17,4 @@ def test_a_model_takes_what_it_was_said_to_take(tmp_path, kind, tied):
     checkpoint = read_checkpoint(ModelFiles(tmp_path), StageTimer(support.MODEL, SystemClock()))
     said = weight_bytes(checkpoint.config, kind, torch.device("cpu"))
     # Norms are not in the second figure, scales of int8 not in the first.
-    assert LlamaModel(checkpoint.config, checkpoint.weights, kind=kind).nbytes == pytest.approx(said, rel=0.08)
+    assert Decoder(checkpoint.config, checkpoint.weights, kind=kind).nbytes == pytest.approx(said, rel=0.08)

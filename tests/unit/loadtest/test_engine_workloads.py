@@ -62,11 +62,16 @@ def test_an_unknown_workload_is_refused() -> None:
         workloads.workload("d", 1, vocabulary=4096)
 
 
-@pytest.mark.parametrize(("name", "parameters", "kv_bytes"), [("t", 5.5e6, 6144), ("s", 107e6, 24576)])
+SIZES = [
+    ("t", 5.5e6, 6144), ("s", 107e6, 24576), ("qwen3", 107e6, 24576), ("gemma2", 103e6, 49152), ("phi3", 107e6, 24576),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters", "kv_bytes"), SIZES)
 def test_checkpoints_have_their_sizes(name: str, parameters: float, kv_bytes: int) -> None:
     shape = checkpoints.SHAPES[name]
     width, heads, kv_heads = shape["hidden_size"], shape["num_attention_heads"], shape["num_key_value_heads"]
-    attention = 2 * width * width + 2 * width * width // heads * kv_heads
+    attention = 2 * width * (heads + kv_heads) * shape.get("head_dim", width // heads)
     layer = attention + 3 * width * shape["intermediate_size"]
     assert shape["num_hidden_layers"] * layer + shape["vocab_size"] * width == pytest.approx(parameters, rel=0.03)
     assert checkpoints.kv_bytes_per_token(name) == kv_bytes
@@ -215,6 +220,7 @@ def test_a_single_stream_counts_output_alone_and_other_places_carry_the_checkpoi
     answers = {"vllm": [answer(1, 1)], "ours": [answer(2, 1)]}
     assert report.compare(answers, checkpoint="s", workload="c")["tps_ours_s_c"] == 50
     assert report.compare(answers, checkpoint="s", workload="a")["tps_ratio_vllm_s_a"] == 0.5
+    assert report.compare(answers, checkpoint="phi3", workload="a")["tps_ratio_vllm_a_phi3"] == 0.5
 
 
 def test_overhead_is_scheduling_applying_and_framing_of_the_whole_step() -> None:

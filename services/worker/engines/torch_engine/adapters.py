@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.weights import WEIGHT_TYPES, Weights, open_tensors
 from services.worker.model_files import ModelFiles
 
@@ -27,14 +27,23 @@ WEIGHTS = "adapter_model.safetensors"
 Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
-_MODULES: Mapping[Target, str] = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
+Targets = tuple[Target, ...]
+"""What one module of the base model computes: several where its projections are fused."""
+
+_MODULES: Mapping[str, Targets] = {
+    "self_attn.q_proj": ("q",),
+    "self_attn.k_proj": ("k",),
+    "self_attn.v_proj": ("v",),
+    "self_attn.o_proj": ("o",),
+    "mlp.gate_proj": ("gate",),
+    "mlp.up_proj": ("up",),
+    "mlp.down_proj": ("down",),
+}
+_FUSED: Mapping[str, Targets] = {
+    "self_attn.qkv_proj": ("q", "k", "v"),
+    "self_attn.o_proj": ("o",),
+    "mlp.gate_up_proj": ("gate", "up"),
+    "mlp.down_proj": ("down",),
 }
 _PREFIX = "base_model.model."
 
@@ -141,7 +150,7 @@ def _read(
     weights: Weights,
     path: Path,
     config: ModelConfig,
-    modules: Mapping[str, tuple[int, Target]],
+    modules: Mapping[str, tuple[int, Targets]],
     ranks: Mapping[str, tuple[int, float]],
 ) -> LoraWeights:
     expected = {f"{_PREFIX}{key}.lora_{part}.weight" for key in modules for part in "AB"}
@@ -151,11 +160,13 @@ def _read(
         raise EngineLoadError(f"{path}: tensor {name} is not one that {CONFIG} announces")
     shape = LoraShape.of(config)
     layers: list[dict[Target, LoraPair]] = [{} for _ in range(config.layers)]
-    for key, (layer, target) in modules.items():
-        (rank, scale), (inner, out) = ranks[key], shape.features(target)
-        a = _tensor(weights, f"{_PREFIX}{key}.lora_A.weight", (rank, inner))
-        b = _tensor(weights, f"{_PREFIX}{key}.lora_B.weight", (out, rank))
-        layers[layer][target] = LoraPair(a, b * scale)
+    for key, (layer, targets) in modules.items():
+        (rank, scale), outs = ranks[key], [shape.features(target)[1] for target in targets]
+        a = _tensor(weights, f"{_PREFIX}{key}.lora_A.weight", (rank, shape.features(targets[0])[0]))
+        b = _tensor(weights, f"{_PREFIX}{key}.lora_B.weight", (sum(outs), rank))
+        layers[layer] |= {
+            target: LoraPair(a, part) for target, part in zip(targets, (b * scale).split(outs), strict=True)
+        }
     return LoraWeights(tuple(layers))
 
 
@@ -189,13 +200,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             raise EngineLoadError(f"{field} is set to {value!r}, which is not supported")
 
 
-def _adapted_modules(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, tuple[int, Target]]:
-    """The linear layers that the adapter changes, by their name in the base model, as (layer, target)."""
+def _adapted_modules(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, tuple[int, Targets]]:
+    """The linear layers that the adapter changes, by their name in the base model, as (layer, targets)."""
     wanted, excluded = raw["target_modules"], raw.get("exclude_modules") or ()
-    every: dict[str, tuple[int, Target]] = {
-        f"model.layers.{layer}.{_MODULES[target]}": (layer, target)
+    every = {
+        f"model.layers.{layer}.{name}": (layer, targets)
         for layer in range(config.layers)
-        for target in TARGETS
+        for name, targets in (_FUSED if config.family.fused else _MODULES).items()
     }
     if not isinstance(wanted, str):
         for name in wanted:

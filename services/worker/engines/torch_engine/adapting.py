@@ -8,9 +8,10 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
+from libs.families import ModelConfig
 from services.worker.engines.torch_engine.adapters import LoraShape, LoraWeights
-from services.worker.engines.torch_engine.config import ModelConfig
-from services.worker.engines.torch_engine.lora import Group, LoraBank, LoraPlan
+from services.worker.engines.torch_engine.lora import LoraBank, LoraPlan
+from services.worker.engines.torch_engine.weights import Group
 
 
 class AdapterSet:

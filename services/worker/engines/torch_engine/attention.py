@@ -34,6 +34,10 @@ class AttentionShape:
     """What attention needs to know of a model and of its memory. `stride` is how many numbers lie between the
     beginnings of two blocks, a multiple of `head_width`, where blocks are larger than this model's; 0 where not.
 
+    Queries are multiplied by `scale`, 0 for one through the root of `head_width`. Where `cap` is not 0, a score s
+    becomes cap · tanh(s / cap). A token of layer i sees `windows[i]` tokens, its own among them, 0 for all; without
+    `windows` every layer's sees all.
+
     :raises ValueError: `heads` is not a multiple of `kv_heads`, or a size is not positive or not possible.
     """
 
@@ -44,12 +48,17 @@ class AttentionShape:
     block_size: int
     dtype: torch.dtype = torch.float32
     stride: int = 0
+    scale: float = 0.0
+    cap: float = 0.0
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.heads, self.kv_heads, self.head_width, self.layers, self.block_size) < 1:
             raise ValueError("every size must be positive")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key heads evenly")
+        if len(self.windows) not in (0, self.layers) or min(self.windows, default=0) < 0:
+            raise ValueError(f"windows {self.windows} are not one for each of {self.layers} layers")
         if self.stride and (self.stride < self.block_numbers or self.stride % self.head_width):
             raise ValueError(f"blocks of {self.block_numbers} numbers cannot lie {self.stride} apart")
 
@@ -62,6 +71,10 @@ class AttentionShape:
     def apart(self) -> int:
         """Numbers between the beginnings of two blocks."""
         return self.stride or self.block_numbers
+
+    def window(self, layer: int) -> int:
+        """How many tokens one of this layer sees, 0 for all."""
+        return self.windows[layer] if self.windows else 0
 
     def arena(self, blocks: int) -> tuple[int, int, int, int, int, int]:
         """The shape of an arena of so many blocks."""
@@ -88,7 +101,8 @@ class Attention(Protocol):
 
     def attend(self, plan: Any, layer: int, query: Tensor, key: Tensor, value: Tensor, arena: Tensor) -> Tensor:
         """Store the new keys and values (tokens, kv_heads, head_width), then let the queries (tokens, heads,
-        head_width) attend to all that is stored up to and including their own token: (tokens, heads·head_width).
+        head_width) attend to what is stored up to and including their own token, within the layer's window: (tokens,
+        heads·head_width).
 
         Queries, keys and values may be views into a wider row as long as each token's heads lie side by side. Places
         that no segment owns are never read. Two segments must not write to the same place.

@@ -39,12 +39,11 @@ class Kernel(NamedTuple):
 
 
 @functools.cache
-def load(heads: int, kv_heads: int, width: int, block_size: int, half: bool) -> Kernel:
-    """The kernel for one shape, from disk if it was compiled before.
+def load(*shape: int) -> Kernel:
+    """The kernel for one shape (see `attention_kernel.compiled`), from disk if it was compiled before.
 
     :raises ImportError: it was not, and numba is not there.
     """
-    shape = (heads, kv_heads, width, block_size, half)
     path = _path(shape)
     if path is not None:
         try:
@@ -64,7 +63,7 @@ def load(heads: int, kv_heads: int, width: int, block_size: int, half: bool) -> 
     return Kernel(made.address, made)
 
 
-def _path(shape: tuple[int, int, int, int, bool]) -> Path | None:
+def _path(shape: tuple[int, ...]) -> Path | None:
     """Where a kernel is kept; None on machines whose code this cannot take in."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None

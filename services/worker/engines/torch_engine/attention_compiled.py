@@ -31,6 +31,9 @@ _TILE = 16
 """Prompt tokens per task: enough to find the keys of a head in the cache, few enough to share among threads."""
 
 
+_ENDLESS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
     """`tasks` are rows of (what to do, segment, first token in it, tokens, first head, last head), the first `writes`
@@ -62,7 +65,10 @@ class CompiledAttention:
             raise ValueError(f"heads of {shape.head_width} are not a multiple of {layout.LANES}")
         half = shape.dtype == torch.bfloat16
         self._shape = shape
-        self._kernel = attention_code.load(shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
+        sizes = (shape.heads, shape.kv_heads, shape.head_width, shape.block_size, half)
+        self._kernel = attention_code.load(*sizes, shape.cap > 0.0, any(shape.windows))
+        scale = (shape.scale or shape.head_width**-0.5) / (shape.cap or 1.0)
+        self._factors = np.array([scale, shape.cap], dtype=np.float32).view(np.int32)
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._kernel.address)
         self._layer_size = 2 * shape.kv_heads * shape.block_size * shape.head_width * shape.dtype.itemsize
         self._parallel = _parallel()
@@ -93,6 +99,7 @@ class CompiledAttention:
         arguments[layout.TABLES], arguments[layout.TABLE_STRIDE] = tables.ctypes.data, tables.strides[0]
         arguments[layout.SCRATCH], arguments[layout.SCRATCH_SIZE] = self._scratch.data_ptr(), need
         arguments[layout.SCORES] = padded * 4
+        arguments[layout.SCALE], arguments[layout.CAP] = self._factors
         arguments[layout.BLOCK] = self._shape.apart * self._shape.dtype.itemsize
         total = int(described[-1, 1]) + segments[-1].count
         return CompiledPlan(tasks, described, tables, self._scratch, arguments, writes, total, threads)
@@ -118,7 +125,7 @@ class CompiledAttention:
         arguments[layout.QUERY], arguments[layout.QUERY_STRIDE] = query.data_ptr(), query.stride(0) * bytes_each
         arguments[layout.KEY], arguments[layout.KEY_STRIDE] = key.data_ptr(), key.stride(0) * bytes_each
         arguments[layout.VALUE], arguments[layout.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * bytes_each
-        arguments[layout.OUT] = out.data_ptr()
+        arguments[layout.OUT], arguments[layout.WINDOW] = out.data_ptr(), shape.window(layer) or _ENDLESS
         if plan.writes:
             self._run(arguments, 0, plan.writes, plan.threads)
         self._run(arguments, plan.writes, len(plan.tasks), plan.threads)

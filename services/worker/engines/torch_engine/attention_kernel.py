@@ -20,6 +20,7 @@ from services.worker.engines.torch_engine.attention_layout import (
     ARENA,
     ATTEND,
     BLOCK,
+    CAP,
     FIELDS,
     KEY,
     KEY_STRIDE,
@@ -30,6 +31,7 @@ from services.worker.engines.torch_engine.attention_layout import (
     OUT,
     QUERY,
     QUERY_STRIDE,
+    SCALE,
     SCORES,
     SCRATCH,
     SCRATCH_SIZE,
@@ -39,6 +41,7 @@ from services.worker.engines.torch_engine.attention_layout import (
     TASKS,
     VALUE,
     VALUE_STRIDE,
+    WINDOW,
     WRITE,
 )
 
@@ -66,6 +69,30 @@ def _exp(x: Any) -> Any:
     return power * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+@numba.njit(fastmath={"contract", "nsz"}, inline="always")
+def _tanh(x: Any) -> Any:
+    """The hyperbolic tangent of a float32 within a few units in the last place (Cephes' tanhf); NaN stays NaN."""
+    size = x if x > np.float32(0.0) else -x
+    square = x * x
+    small = np.float32(-5.70498872745e-3)
+    small = small * square + np.float32(2.06390887954e-2)
+    small = small * square + np.float32(-5.37397155531e-2)
+    small = small * square + np.float32(1.33314422036e-1)
+    small = small * square + np.float32(-3.33332819422e-1)
+    small = small * square * size + size
+    power = _exp(np.float32(-2.0) * size)
+    size = small if size < np.float32(0.625) else np.float32(1.0) - np.float32(2.0) * power / (np.float32(1.0) + power)
+    return size if x > np.float32(0.0) else -size
+
+
+@numba.njit(fastmath={"contract", "nsz"}, nogil=True)
+def _capped(address: Any, count: int, cap: Any) -> None:
+    """Replace `count` scores, given as parts of `cap`, by what stays between `cap` and -`cap` (Gemma 2)."""
+    scores = numba.carray(vectors.floats_at(address), count)
+    for index in range(np.uint64(count)):
+        scores[index] = cap * _tanh(scores[index])
+
+
 @numba.njit(fastmath={"nnan", "nsz"}, nogil=True)
 def _largest(scores: Any) -> Any:
     """The largest score. What it is when one of them is NaN does not matter: that one spoils the sum."""
@@ -91,6 +118,7 @@ def _softmax(address: Any, count: int) -> Any:
 @numba.njit(inline="always")
 def _scores(
     table: Any,
+    begin: int,
     length: int,
     start: Any,
     block: Any,
@@ -107,21 +135,24 @@ def _scores(
     block_size: Any,
     half: Any,
     scale: Any,
+    sliding: Any,
 ) -> None:
-    """The products of one token's queries with all `length` keys: (heads, `stride` bytes) of scratch."""
-    following = start + np.uint64(table[0]) * block
+    """The products of one token's queries with the keys `begin` … `length`-1: (heads, `stride` bytes) of scratch."""
+    following = start + np.uint64(table[begin // block_size]) * block
     values = following + np.uint64(values_at)
-    for index in range((length + block_size - 1) // block_size):
+    for index in range(begin // block_size, (length + block_size - 1) // block_size):
         here = following
         following = values
         if (index + 1) * block_size < length:
             following = start + np.uint64(table[index + 1]) * block
-        filled = min(block_size, length - index * block_size)
+        filled, unseen = min(block_size, length - index * block_size), 0
+        if sliding:
+            unseen = max(0, begin - index * block_size)
         for head in range(first, last):
             queries = vectors.load(query + np.uint64(head * group * row), scale, chunks, row, group, half)
             scores = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
             offset = np.uint64((head - first) * head_size)
-            for place in range(filled):
+            for place in range(unseen, filled):
                 at = offset + np.uint64(place * row)
                 vectors.prefetch(following + at, row)
                 vectors.score(queries, here + at, scores + np.uint64(place * 4), stride, chunks, half)
@@ -130,6 +161,7 @@ def _scores(
 @numba.njit(inline="always")
 def _mixed(
     table: Any,
+    begin: int,
     length: int,
     start: Any,
     block: Any,
@@ -147,30 +179,46 @@ def _mixed(
     head_size: Any,
     block_size: Any,
     half: Any,
+    sliding: Any,
 ) -> None:
-    """Add the values of all `length` tokens, each times its weight, to the sums (heads, width)."""
-    following = start + np.uint64(table[0]) * block
-    for index in range((length + block_size - 1) // block_size):
+    """Add the values of the tokens `begin` … `length`-1, each times its weight, to the sums (heads, width)."""
+    following = start + np.uint64(table[begin // block_size]) * block
+    for index in range(begin // block_size, (length + block_size - 1) // block_size):
         here = following
         if (index + 1) * block_size < length:
             following = start + np.uint64(table[index + 1]) * block
-        filled = min(block_size, length - index * block_size)
+        filled, unseen = min(block_size, length - index * block_size), 0
+        if sliding:
+            unseen = max(0, begin - index * block_size)
         for head in range(first, last):
             weights = scratch + np.uint64(head * group) * stride + np.uint64(index * block_size * 4)
             for part in range(slices):
                 own = sums + np.uint64(head * group * sum_row + part * columns * LANES * 4)
                 held = vectors.load(own, np.float32(1.0), columns, sum_row, group, False)
                 inner = np.uint64((head - first) * head_size + part * slice_row)
-                for place in range(filled):
+                for place in range(unseen, filled):
                     at = inner + np.uint64(place * row)
                     vectors.prefetch(following + at, slice_row)
                     held = vectors.mix(held, here + at, weights + np.uint64(place * 4), stride, columns, half)
                 vectors.store(own, held, np.float32(1.0), columns, sum_row, group, False)
 
 
-def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool, *, keep: bool) -> Any:
-    """The kernel for one shape, as a C function of a pointer to the call's arguments.
+def compiled(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    block_size: int,
+    half: bool,
+    capped: bool = False,
+    sliding: bool = False,
+    *,
+    keep: bool,
+) -> Any:
+    """The kernel for one shape, as a C function of a pointer to the call's arguments. What a shape does not ask for is
+    not in its code.
 
+    :param capped: whether there is an `AttentionShape.cap`.
+    :param sliding: whether any layer has a window.
     :param keep: whether numba keeps it on disk, and takes it from there if it was compiled before.
     """
     group = heads // kv_heads
@@ -182,7 +230,6 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool,
     columns = max(n for n in range(1, chunks + 1) if chunks % n == 0 and (n == 1 or n * group <= _REGISTERS))
     slices = chunks // columns
     sum_row, slice_row, out_row = width * 4, row // slices, heads * row
-    scale = np.float32(1.0 / math.sqrt(width))
     # Numba's cache would not notice that this other file has changed.
     sources = zlib.crc32(Path(vectors.__file__).read_bytes()) | 1
 
@@ -195,6 +242,7 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool,
         thread = vectors.take_number(counters + np.uint64(NEXT_THREAD * 8))
         scratch = np.uint64(given[SCRATCH] + thread * given[SCRATCH_SIZE])
         arena, block, stride = np.uint64(given[ARENA]), np.uint64(given[BLOCK]), np.uint64(given[SCORES])
+        scale, cap = np.int32(given[SCALE]).view(np.float32), np.int32(given[CAP]).view(np.float32)
         sums = scratch + np.uint64(heads) * stride
         mixed = numba.carray(vectors.floats_at(sums), heads * width)
         factors = numba.carray(vectors.floats_at(sums + np.uint64(heads * width * 4)), heads)
@@ -219,12 +267,15 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool,
                         vectors.copy(place, key + np.uint64(head * row), row)
                         vectors.copy(place + np.uint64(values_at), value + np.uint64(head * row), row)
                 if task[0] & ATTEND:
-                    length = position + 1
+                    length, begin = position + 1, 0
+                    if sliding:
+                        begin = max(0, length - given[WINDOW])
                     query = np.uint64(given[QUERY] + token * given[QUERY_STRIDE])
                     out = np.uint64(given[OUT] + token * out_row)
                     start = arena + np.uint64(first * head_size)
                     _scores(
                         table,
+                        begin,
                         length,
                         start,
                         block,
@@ -241,13 +292,18 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool,
                         block_size,
                         half,
                         scale,
+                        sliding,
                     )
                     for index in range(first * group, last * group):
-                        factors[index] = _softmax(scratch + np.uint64(index) * stride, length)
+                        scores = scratch + np.uint64(index) * stride + np.uint64(begin * 4)
+                        if capped:
+                            _capped(scores, length - begin, cap)
+                        factors[index] = _softmax(scores, length - begin)
                     for index in range(first * group * width, last * group * width):
                         mixed[index] = 0.0
                     _mixed(
                         table,
+                        begin,
                         length,
                         start + np.uint64(values_at),
                         block,
@@ -265,6 +321,7 @@ def compiled(heads: int, kv_heads: int, width: int, block_size: int, half: bool,
                         head_size,
                         block_size,
                         half,
+                        sliding,
                     )
                     for index in range(first * group, last * group):
                         held = vectors.load(sums + np.uint64(index * sum_row), factors[index], chunks, 0, 1, False)

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from libs.clock import Clock
+from libs.families import ModelConfig
 from libs.versions.weight_cache import CacheUnavailableError, WeightCache
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer, read_checkpoint, stage_files
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.model_files import ModelFiles

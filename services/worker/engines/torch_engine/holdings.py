@@ -53,10 +53,10 @@ class Holdings:
         Its leader stays."""
         held = Counter(block for each in leaving for block in each.blocks)
         left = {block for block, count in held.items() if count == self._pool.users(block)}
-        free, needed = self._pool.free + len(left), self.blocks_for(len(sequence.tokens))
+        free, needed = self._pool.free + len(left), self.blocks_for(len(sequence.tokens)) - sequence.slid
         if sequence.state is State.SWAPPED:
             return free, needed
-        if _fork_of(sequence) is not None:
+        if self._fork_of(sequence) is not None:
             return free, 1  # the copy of the block that both would write
         found, cost = self._pool.probe(self._usable(sequence), left)
         return free, needed - found + cost
@@ -64,7 +64,7 @@ class Holdings:
     def lacks(self, sequence: LiveSequence) -> int:
         """Blocks a running sequence needs to compute its next token: for more room, or for its own copy of a shared
         one."""
-        blocks, index = sequence.blocks, sequence.computed // self._size
+        blocks, index = sequence.blocks, sequence.computed // self._size - sequence.slid
         return 1 if index >= len(blocks) else int(self._pool.users(blocks[index]) > 1)
 
     def growth(self, sequence: LiveSequence, most: int) -> int:
@@ -82,9 +82,10 @@ class Holdings:
         sequence.places = []
         computed: int | None
         if blocks is not None:
-            sequence.blocks, sequence.sealed = blocks, 0
+            sequence.blocks, sequence.sealed = blocks, sequence.slid
             computed = sequence.computed
         else:
+            sequence.slid = 0
             computed = self._fork(sequence) or self._find(sequence)
             if computed is None:
                 return None
@@ -101,11 +102,11 @@ class Holdings:
 
         :raises MemoryError: too few blocks are free; see `lacks`.
         """
-        blocks, first = sequence.blocks, start // self._size
+        blocks, first = sequence.blocks, start // self._size - sequence.slid
         if first < len(blocks) and self._pool.users(blocks[first]) > 1:
             blocks[first] = self._pool.writable(blocks[first])
             sequence.version += 1
-        missing = self.blocks_for(end) - len(blocks)
+        missing = self.blocks_for(end) - sequence.slid - len(blocks)
         if missing > 0:
             blocks += self._pool.allocate(missing)
             sequence.version += 1
@@ -119,14 +120,24 @@ class Holdings:
         salt = sequence.request.cache_salt
         for index in range(sequence.sealed, full):
             owner = b"" if index < sequence.public else salt
-            self._pool.seal(sequence.blocks[index], sequence.chain[index], owner)
+            self._pool.seal(sequence.blocks[index - sequence.slid], sequence.chain[index], owner)
         sequence.sealed = full
+
+    def slide(self, sequence: LiveSequence) -> None:
+        """Give back the blocks that no layer will see again."""
+        gone = self._gone(sequence, sequence.computed)
+        if gone <= sequence.slid:
+            return
+        self._pool.release(sequence.blocks[: gone - sequence.slid])
+        del sequence.blocks[: gone - sequence.slid]
+        sequence.slid = gone
+        sequence.version += 1
 
     def release(self, sequence: LiveSequence) -> None:
         """Give everything back."""
         self._pool.release(sequence.blocks)
         self._pool.drop(sequence.places)
-        sequence.blocks, sequence.places = [], []
+        sequence.blocks, sequence.places, sequence.slid = [], [], 0
 
     def purge(self, names: PrefixNames) -> None:
         """Drop what the cache has of these names: nobody will ask for it again."""
@@ -143,11 +154,12 @@ class Holdings:
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _fork(self, sequence: LiveSequence) -> int:
-        leader = _fork_of(sequence)
+        leader = self._fork_of(sequence)
         if leader is None:
             return 0
         prompt = len(sequence.request.prompt)
-        sequence.blocks = self._pool.share(leader.blocks[: self.blocks_for(prompt)])
+        sequence.blocks = self._pool.share(leader.blocks[: self.blocks_for(prompt) - leader.slid])
+        sequence.slid = leader.slid
         return prompt - 1  # the last token's logits are wanted once more, for this sequence's own first token
 
     def _find(self, sequence: LiveSequence) -> int | None:
@@ -176,10 +188,16 @@ class Holdings:
             sequence.public = names.public_blocks(request.prompt)
         names.extend(sequence.chain, sequence.tokens, blocks=blocks, public=sequence.public, salt=request.cache_salt)
 
+    def _fork_of(self, sequence: LiveSequence) -> LiveSequence | None:
+        """The running sequence whose prompt it can share, down to the last token."""
+        leader, prompt = sequence.leader, len(sequence.request.prompt)
+        if leader is None or leader.state is not State.RUNNING or leader.pending_prompt or sequence.produced:
+            return None
+        if leader.slid > self._gone(sequence, prompt):
+            return None
+        return leader if prompt > 1 else None
 
-def _fork_of(sequence: LiveSequence) -> LiveSequence | None:
-    """The running sequence whose prompt it can share, down to the last token."""
-    leader = sequence.leader
-    if leader is None or leader.state is not State.RUNNING or leader.pending_prompt or sequence.produced:
-        return None
-    return leader if len(sequence.request.prompt) > 1 else None
+    def _gone(self, sequence: LiveSequence, computed: int) -> int:
+        """How many of its first blocks neither the next token sees nor the last one again, once so many are computed:
+        from that one another choice may fork."""
+        return max(0, computed - sequence.window) // self._size if sequence.window else 0

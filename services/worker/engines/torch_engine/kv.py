@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from libs.families import ModelConfig
 from services.worker.engines.torch_engine.blocks import Move, Place, Tier
-from services.worker.engines.torch_engine.config import ModelConfig
 
 _ALIGNMENT = 64  # bytes; a cache line
 

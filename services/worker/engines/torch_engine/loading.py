@@ -15,10 +15,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from libs.clock import Clock
+from libs.families import ModelConfig
 from libs.versions.manifest import MANIFEST, Manifest, read_manifest
 from libs.versions.weight_cache import CacheUnavailableError, WeightCache
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import GENERATION, ModelConfig, load_config
+from services.worker.engines.torch_engine.config import GENERATION, load_config
 from services.worker.engines.torch_engine.weights import INDEX, SINGLE, Weights, check_weights, load_weights
 from services.worker.model_files import ModelFiles
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ from torch.nn import functional
 
 from services.worker.engines.torch_engine.adapters import LoraShape, Target
 from services.worker.engines.torch_engine.linear import least_rows
-
-Group = Literal["qkv", "o", "gate_up", "down"]
+from services.worker.engines.torch_engine.weights import Group
 
 GROUPS: Mapping[Group, tuple[Target, ...]] = {
     "qkv": ("q", "k", "v"),

@@ -1,4 +1,4 @@
-"""The forward pass of a Llama-family decoder over a step's tokens.
+"""The forward pass of a decoder over a step's tokens, as its family says (`libs.families`).
 
 All tokens of a step, whoever they belong to, form one flat batch for everything but attention, which the caller
 provides: it knows whose tokens they are and where their keys and values lie.
@@ -7,7 +7,7 @@ provides: it knows whose tokens they are and where their keys and values lie.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig, RopeConfig
+from services.worker.engines.torch_engine.activations import activation
 from services.worker.engines.torch_engine.linear import Kind, Linear, worthwhile_rows
-from services.worker.engines.torch_engine.lora import Group
-from services.worker.engines.torch_engine.weights import expected_shapes
+from services.worker.engines.torch_engine.rotary import rotate, rotation
+from services.worker.engines.torch_engine.weights import Group, Site, expected_shapes, norm_widths, sites
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries (n, heads, head_width), keys and values (n, kv_heads, head_width)) → (n, heads·head_width)."""
@@ -33,17 +34,29 @@ class Adapting(Protocol):
         given its `inputs` (n, in)."""
 
 
-@dataclass(frozen=True, slots=True)
+Turn = tuple[Tensor, Tensor]
+"""Cosines and sines for `rotate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    input_norm: Tensor
+    """A norm is None where the family has none. `head_norms` are the weights of those of queries and keys: of both as
+    one (heads + kv_heads, head_width) where each head has its own norm, else of each. `rope` is its rotary embedding's
+    place among those of the model, None without one."""
+
+    attention_in: Tensor | None
     qkv: Linear
+    head_norms: tuple[Tensor, ...]
+    rope: int | None
     output: Linear
-    mlp_norm: Tensor
+    attention_out: Tensor | None
+    mlp_in: Tensor | None
     gate_up: Linear
     down: Linear
+    mlp_out: Tensor | None
 
 
-class LlamaModel:
+class Decoder:
     """The weights and the forward pass. Thread-compatible: one caller at a time.
 
     `float32` and `int8` weights work on float32 activations, `bfloat16` weights on bfloat16 ones.
@@ -56,8 +69,12 @@ class LlamaModel:
         *,
         kind: Kind = "float32",
         device: torch.device | None = None,
+        positions: int = 0,
     ) -> None:
-        """:raises EngineLoadError: a tensor is missing or has the wrong shape."""
+        """Positions are below `positions`, 0 for the whole context, until `reach` is called.
+
+        :raises EngineLoadError: a tensor is missing or has the wrong shape.
+        """
         self.config = config
         self.dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
         self.device = device or torch.device("cpu")
@@ -66,18 +83,31 @@ class LlamaModel:
         table = self._take("model.embed_tokens.weight", config.vocabulary, config.width)
         self._head, self._own_rows = self._ends(table)
         del table
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self._activation = activation(config.activation)
         self._layers = [self._layer(index) for index in range(config.layers)]
-        self._norm = self._vector("model.norm.weight")
-        cos, sin = rotation(config.rope, config.head_width, config.context)
-        self._cos, self._sin = (part.to(self.device, self.dtype).unsqueeze(1) for part in (cos, sin))
+        self._norm = self._norm_weight("model.norm", config.width)
+        self._turns: list[Turn] = []
+        self.reach(positions or config.context)
         del self._weights
 
     @property
     def nbytes(self) -> int:
         """Bytes of all linear layers, the embeddings and the tables of the rotary embedding, in all their copies."""
         layers = [part for each in self._layers for part in (each.qkv, each.output, each.gate_up, each.down)]
-        tables = [table for table in (self._own_rows, self._cos, self._sin) if table is not None]
+        tables = [table for turn in self._turns for table in turn]
+        tables += [self._own_rows] if self._own_rows is not None else []
         return sum(layer.nbytes for layer in (*layers, self._head)) + sum(table.nbytes for table in tables)
+
+    def reach(self, positions: int) -> None:
+        """Allow all positions below `positions` from now on."""
+        config = self.config
+        if not self._turns or positions > len(self._turns[0][0]):
+            pairs = [rotation(rope, config.head_width, positions) for rope in config.ropes]
+            self._turns = [
+                (cos.to(self.device, self.dtype).unsqueeze(1), sin.to(self.device, self.dtype).unsqueeze(1))
+                for cos, sin in pairs
+            ]
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, adapting: Adapting | None = None) -> Tensor:
         """Last hidden states, after the final norm, of `tokens` (n,) at `positions` (n,): (n, width)."""
@@ -85,37 +115,44 @@ class LlamaModel:
         padding = worthwhile_rows(count) - count if self.device.type == "cpu" else 0
         if padding:
             tokens, positions = functional.pad(tokens, (0, padding)), functional.pad(positions, (0, padding))
-        cos, sin = self._cos[positions], self._sin[positions]
+        turns: dict[int | None, Turn] = {
+            index: (cos[positions], sin[positions]) for index, (cos, sin) in enumerate(self._turns)
+        }
         hidden = self._rows(tokens).to(self.dtype)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
         for index, layer in enumerate(self._layers):
-            hidden += self._attended(
-                index, layer, self._normed(hidden, layer.input_norm), cos, sin, count, attend, adapting
-            )
-            normed = self._normed(hidden, layer.mlp_norm)
-            both = _linear(layer.gate_up, index, "gate_up", normed, adapting)
-            gate, up = both.chunk(2, dim=-1)
-            hidden += _linear(layer.down, index, "down", functional.silu(gate).mul_(up), adapting)
+            normed = self._normed(hidden, layer.attention_in)
+            attended = self._attended(index, layer, normed, turns.get(layer.rope), count, attend, adapting)
+            hidden += self._added(attended, layer.attention_out)
+            normed = self._normed(hidden, layer.mlp_in)
+            gate, up = _linear(layer.gate_up, index, "gate_up", normed, adapting).chunk(2, dim=-1)
+            fed = _linear(layer.down, index, "down", self._activation(gate).mul_(up), adapting)
+            hidden += self._added(fed, layer.mlp_out)
         return self._normed(hidden[:count], self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(n, width) hidden states → (n, vocabulary), float32."""
-        return self._head(hidden).float()
+        config, logits = self.config, self._head(hidden).float()
+        if config.logit_scale != 1.0:
+            logits = logits / config.logit_scale
+        return config.logit_cap * torch.tanh(logits / config.logit_cap) if config.logit_cap else logits
 
     def _attended(
         self,
         index: int,
         layer: _Layer,
         normed: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turn: Turn | None,
         count: int,
         attend: Attend,
         adapting: Adapting | None,
     ) -> Tensor:
         config = self.config
-        heads = _linear(layer.qkv, index, "qkv", normed, adapting)
-        heads = heads.view(-1, config.heads + 2 * config.kv_heads, config.head_width)
-        turned = rotate(heads[:, : config.heads + config.kv_heads], cos, sin)[:count]
+        qkv = _linear(layer.qkv, index, "qkv", normed, adapting)
+        heads = qkv.view(-1, config.heads + 2 * config.kv_heads, config.head_width)
+        turned = self._asking(qkv, heads, layer.head_norms)
+        turned = (turned if turn is None else rotate(turned, *turn))[:count]
         mixed = attend(
             index, turned[:, : config.heads], turned[:, config.heads :], heads[:count, config.heads + config.kv_heads :]
         )
@@ -123,8 +160,32 @@ class LlamaModel:
             mixed = functional.pad(mixed, (0, 0, 0, len(normed) - count))
         return _linear(layer.output, index, "o", mixed, adapting)
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, (self.config.width,), weight, self.config.norm_eps)
+    def _asking(self, qkv: Tensor, heads: Tensor, norms: tuple[Tensor, ...]) -> Tensor:
+        """Queries and keys (n, heads + kv_heads, head_width), normed where the family does so."""
+        config, count = self.config, self.config.heads + self.config.kv_heads
+        if not norms:
+            return heads[:, :count]
+        if config.family.head_norms == "each":
+            return self._normed(heads[:, :count], norms[0])
+        widths = [config.heads * config.head_width, config.kv_heads * config.head_width]
+        parts = qkv[:, : sum(widths)].split(widths, dim=-1)
+        whole = torch.cat([self._normed(part, norm) for part, norm in zip(parts, norms, strict=True)], dim=-1)
+        return whole.view(-1, count, config.head_width)
+
+    def _added(self, out: Tensor, norm: Tensor | None) -> Tensor:
+        """What is added to the hidden states of what attention or the feed-forward part put out."""
+        out = self._normed(out, norm)
+        return out if self.config.residual_scale == 1.0 else out * self.config.residual_scale
+
+    def _normed(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        """Over the last axis; `weight` may have one more before it. Without a weight nothing is done."""
+        if weight is None:
+            return hidden
+        if weight.dtype is not hidden.dtype:  # one plus a weight is rounded with the product alone
+            return self._normed(hidden.float(), weight).to(hidden.dtype)
+        if weight.dim() == 1:
+            return functional.rms_norm(hidden, weight.shape, weight, self.config.norm_eps)
+        return functional.rms_norm(hidden, weight.shape[-1:], None, self.config.norm_eps).mul_(weight)
 
     def _rows(self, tokens: Tensor) -> Tensor:
         if self._own_rows is None:
@@ -144,33 +205,42 @@ class LlamaModel:
         if config.tied:
             head = Linear.pack(table, None, self._kind, self.device)
         else:
-            head = self._linear([("lm_head", config.vocabulary)], config.width)
+            weight = self._take("lm_head.weight", config.vocabulary, config.width)
+            head = Linear.pack(weight, None, self._kind, self.device)
         return head, own
 
     def _layer(self, index: int) -> _Layer:
-        config = self.config
-        query, key = config.heads * config.head_width, config.kv_heads * config.head_width
-        prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qkv = [(f"{attention}.q_proj", query), (f"{attention}.k_proj", key), (f"{attention}.v_proj", key)]
-        gate_up = [(f"{mlp}.gate_proj", config.hidden), (f"{mlp}.up_proj", config.hidden)]
+        config, prefix = self.config, f"model.layers.{index}"
+        linear = {name: self._linear(prefix, site) for name, site in sites(config).items()}
+        norms = {name: self._norm_weight(f"{prefix}.{name}", width) for name, width in norm_widths(config).items()}
+        own = tuple(norms[f"self_attn.{name}"] for name in ("q_norm", "k_norm") if config.family.head_norms)
+        if config.family.head_norms == "each":
+            counts = (config.heads, config.kv_heads)
+            own = (torch.cat([norm.expand(count, -1) for norm, count in zip(own, counts, strict=True)]),)
+        places, rope = config.family.norms, config.rope_of(index)
         return _Layer(
-            self._vector(f"{prefix}.input_layernorm.weight"),
-            self._linear(qkv, config.width, bias=config.qkv_bias),
-            self._linear([(f"{attention}.o_proj", config.width)], query, bias=config.output_bias),
-            self._vector(f"{prefix}.post_attention_layernorm.weight"),
-            self._linear(gate_up, config.width, bias=config.mlp_bias),
-            self._linear([(f"{mlp}.down_proj", config.width)], config.hidden, bias=config.mlp_bias),
+            attention_in=norms.get(places.attention_in),
+            qkv=linear["qkv"],
+            head_norms=own,
+            rope=None if rope is None else config.ropes.index(rope),
+            output=linear["o"],
+            attention_out=norms.get(places.attention_out),
+            mlp_in=norms.get(places.mlp_in),
+            gate_up=linear["gate_up"],
+            down=linear["down"],
+            mlp_out=norms.get(places.mlp_out),
         )
 
-    def _linear(self, parts: Sequence[tuple[str, int]], inner: int, *, bias: bool = False) -> Linear:
-        """One layer of several with the same inputs: (name, outputs) of each."""
-        weight = torch.cat([self._take(f"{name}.weight", rows, inner) for name, rows in parts])
-        offset = torch.cat([self._take(f"{name}.bias", rows) for name, rows in parts]) if bias else None
+    def _linear(self, prefix: str, site: Site) -> Linear:
+        names = [(f"{prefix}.{name}", rows) for name, rows in site.parts]
+        weight = torch.cat([self._take(f"{name}.weight", rows, site.inner) for name, rows in names])
+        offset = torch.cat([self._take(f"{name}.bias", rows) for name, rows in names]) if site.bias else None
         return Linear.pack(weight, offset, self._kind, self.device)
 
-    def _vector(self, name: str) -> Tensor:
-        return self._take(name, self.config.width).to(self.device, self.dtype)
+    def _norm_weight(self, name: str, width: int) -> Tensor:
+        weight = self._take(f"{name}.weight", width).to(self.device)
+        # One plus a small number would lose the number in bfloat16.
+        return weight + 1 if self.config.family.norm_from_one else weight.to(self.dtype)
 
     def _take(self, name: str, *shape: int) -> Tensor:
         if name not in self._weights:
@@ -181,14 +251,15 @@ class LlamaModel:
         return tensor.to(torch.float32)
 
 
-def weight_bytes(config: ModelConfig, kind: Kind, device: torch.device) -> int:
-    """What a model will take in memory (`LlamaModel.nbytes`, and the norms), but for the few bytes of int8's scales."""
+def weight_bytes(config: ModelConfig, kind: Kind, device: torch.device, positions: int = 0) -> int:
+    """What a model will take in memory (`Decoder.nbytes`, and the norms), but for the few bytes of int8's scales."""
+    positions = positions or config.context
     wide = 2 if kind == "bfloat16" else 4
     each = 1 if kind == "int8" else wide
     table = config.vocabulary * config.width
     second = table * each if device.type == "cpu" else 0  # see `_ends`
     copies = second if config.tied else table * (wide - each)
-    angles = 2 * config.context * config.head_width * wide
+    angles = 2 * positions * wide * sum(rope.turned(config.head_width) for rope in config.ropes)
     return sum(map(math.prod, expected_shapes(config).values())) * each + copies + angles
 
 
@@ -197,32 +268,3 @@ def _linear(layer: Linear, index: int, site: Group, inputs: Tensor, adapting: Ad
     if adapting is not None:
         adapting.add(index, site, inputs, outputs)
     return outputs
-
-
-def rotation(rope: RopeConfig, head_width: int, context: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for every position, each (context, head_width), for `rotate`: the first half of the sines is
-    negative."""
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-    if rope.kind == "linear":
-        frequencies = frequencies / rope.factor
-    elif rope.kind == "llama3":
-        frequencies = _llama3(frequencies, rope)
-    angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """Divide slow frequencies by the factor, keep fast ones, blend in between (Llama 3.1)."""
-    wavelengths = 2 * math.pi / frequencies
-    share = (rope.original_context / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    share = share.clamp(0.0, 1.0)
-    return (1 - share) * frequencies / rope.factor + share * frequencies
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to (n, heads, head_width) with `cos` and `sin` (n, 1, head_width)."""
-    turned = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * cos, turned, sin)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
 from libs.clock import Clock
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError, SequenceRequest
 from services.worker.engines.torch_engine.adapters import LoraWeights
 from services.worker.engines.torch_engine.adapting import AdapterSet
 from services.worker.engines.torch_engine.attention import AttentionShape, build_attention
 from services.worker.engines.torch_engine.blocks import BlockManager
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.kv import BlockShape, KvMemory, bytes_per_block
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
-from services.worker.engines.torch_engine.model import LlamaModel, weight_bytes
+from services.worker.engines.torch_engine.model import Decoder, weight_bytes
 from services.worker.engines.torch_engine.prefix import PrefixNames
 from services.worker.engines.torch_engine.runner import ModelRunner
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler
@@ -51,8 +50,7 @@ class Models:
         self.device = _device(settings.device)
         torch.set_num_threads(settings.threads)
         dtype = torch.bfloat16 if settings.weights == "bfloat16" else torch.float32
-        size = functools.partial(weight_bytes, kind=settings.weights, device=self.device)
-        self.shelf = Shelf(settings, clock=clock, size=size, make=self._make, admit=self._admit)
+        self.shelf = Shelf(settings, clock=clock, size=self._size, make=self._make, admit=self._admit)
         self.shelf.open()
         self._structures: dict[str, Structures] = {}
         self._dtype = dtype
@@ -208,7 +206,13 @@ class Models:
         settings = self._settings
         with torch.inference_mode():
             with timer.stage("build"):
-                model = LlamaModel(checkpoint.config, checkpoint.weights, kind=settings.weights, device=self.device)
+                model = Decoder(
+                    checkpoint.config,
+                    checkpoint.weights,
+                    kind=settings.weights,
+                    device=self.device,
+                    positions=self._positions(checkpoint.config),
+                )
                 runner = ModelRunner(model, self._arena, block_size=settings.block_size, rows=settings.max_running)
             with timer.stage("warm_up"):
                 runner.warm_up(prompt_tokens=settings.max_step_tokens)
@@ -222,7 +226,14 @@ class Models:
     def _admit(self, loaded: Loaded, name: str, weights: LoraWeights) -> Sequence[str]:
         return loaded.adapters.add(name, weights, busy=self._busy())
 
+    def _size(self, config: ModelConfig) -> int:
+        return weight_bytes(config, self._settings.weights, self.device, self._positions(config))
+
     # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _positions(self, config: ModelConfig) -> int:
+        """How many tokens the longest sequence can have."""
+        return min(config.context, self.total_blocks * self._settings.block_size)
 
     def _shapes(self) -> list[BlockShape]:
         return [BlockShape(each, self._settings.block_size, self._dtype) for each in self.shelf.configs.values()]
@@ -272,7 +283,10 @@ class Models:
 def limits_of(config: ModelConfig) -> ModelLimits:
     """What the scheduler must know of a model."""
     return ModelLimits(
-        context=config.context, vocabulary=config.vocabulary, eos_token_ids=frozenset(config.eos_token_ids)
+        context=config.context,
+        vocabulary=config.vocabulary,
+        eos_token_ids=frozenset(config.eos_token_ids),
+        window=max(config.windows) if all(config.windows) and config.windows else 0,
     )
 
 

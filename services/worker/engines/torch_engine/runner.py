@@ -20,7 +20,7 @@ from services.worker.engines.torch_engine.attention import (
     Segment,
     build_attention,
 )
-from services.worker.engines.torch_engine.model import Adapting, Attend, LlamaModel
+from services.worker.engines.torch_engine.model import Adapting, Attend, Decoder
 from services.worker.engines.torch_engine.sampler import Sampled, SequenceSampler, sample
 from services.worker.engines.torch_engine.sequences import Chunk
 
@@ -42,7 +42,7 @@ class Timings:
 class ModelRunner:
     """One loaded model and its place in the arena. `rows` sequences may run at once."""
 
-    def __init__(self, model: LlamaModel, arena: Tensor, *, block_size: int, rows: int) -> None:
+    def __init__(self, model: Decoder, arena: Tensor, *, block_size: int, rows: int) -> None:
         """`arena` (blocks, numbers per block) is contiguous and of the model's dtype."""
         self.model = model
         self.config = model.config
@@ -110,6 +110,7 @@ class ModelRunner:
             raise ValueError(f"a prompt to embed must have 1 to {self.config.context} tokens, not {len(prompt)}")
         if min(prompt) < 0 or max(prompt) >= self.config.vocabulary:
             raise ValueError(f"a prompt to embed holds a token id outside 0 … {self.config.vocabulary - 1}")
+        self.model.reach(len(prompt))
         with torch.inference_mode():
             attend = self._scratch(blocks=-(-len(prompt) // self._block_size))
             total = torch.zeros(self.config.width, device=self.model.device)
@@ -134,6 +135,7 @@ class ModelRunner:
         :raises EngineLoadError: they do not, or the numbers are not finite.
         """
         count = min(self._block_size + 3, self.config.context)
+        self.model.reach(count)
         whole = self._logits_in_chunks([count])
         same = True
         for way, lengths in (("decode", [1] * count), ("chunks", [count // 2, count - count // 2])):
@@ -194,7 +196,8 @@ class ModelRunner:
         sequence = chunk.sequence
         written = (sequence.arrival, sequence.version)
         if self._written[sequence.row] != written:
-            self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
+            # Before them lies what no layer sees: it is not read.
+            self._tables[sequence.row, sequence.slid : sequence.slid + len(sequence.blocks)] = sequence.blocks
             self._written[sequence.row] = written
 
     def _attend(self, plan: object, arena: Tensor) -> Attend:
@@ -213,7 +216,7 @@ class ModelRunner:
         return torch.tensor(values, device=self.model.device)
 
 
-def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
+def _attention(model: Decoder, arena: Tensor, block_size: int) -> Attention:
     config = model.config
     shape = AttentionShape(
         heads=config.heads,
@@ -223,6 +226,9 @@ def _attention(model: LlamaModel, arena: Tensor, block_size: int) -> Attention:
         block_size=block_size,
         dtype=model.dtype,
         stride=arena.shape[1],
+        scale=config.query_scale,
+        cap=config.attention_cap,
+        windows=config.windows,
     )
     return build_attention(shape, model.device)
 

@@ -132,7 +132,7 @@ class Scheduler:
     def fragmentation(self) -> float:
         """Share of the running sequences' token places that hold no token."""
         places = sum(len(sequence.blocks) for sequence in self._running.values()) * self._size
-        filled = sum(sequence.computed for sequence in self._running.values())
+        filled = sum(sequence.computed - sequence.slid * self._size for sequence in self._running.values())
         return 1.0 - filled / places if places else 0.0
 
     def has_work(self) -> bool:
@@ -266,6 +266,7 @@ class Scheduler:
                 advanced.append(Advanced(sequence, None, FinishReason.ERROR, message))
                 continue
             self._holdings.seal(sequence)
+            self._holdings.slide(sequence)
             if sequence.followers and not sequence.pending_prompt:
                 self._release_followers(sequence)
             if token is not None:
@@ -361,6 +362,7 @@ class Scheduler:
             arrival=self._arrivals,
             limit=min(request.params.max_tokens, self._context(limits) - len(request.prompt)),
             stop_ids=request.params.ends(limits.eos_token_ids),
+            window=limits.window,
             tokens=list(request.prompt),
         )
         self._arrivals += 1

@@ -11,11 +11,13 @@ from services.worker.engines.torch_engine.blocks import Move, Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What the scheduler knows of a model: `context` tokens of prompt + output, token ids below `vocabulary`."""
+    """What the scheduler knows of a model: `context` tokens of prompt + output, token ids below `vocabulary`. No layer
+    sees more than `window` tokens, 0 if one sees all."""
 
     context: int
     vocabulary: int
     eos_token_ids: frozenset[int]
+    window: int = 0
 
 
 class State(enum.Enum):
@@ -31,7 +33,8 @@ class State(enum.Enum):
 @dataclass(slots=True, eq=False)
 class LiveSequence:
     """`tokens` is prompt + output; the first `computed` of them have keys and values in `blocks` (while swapped: in
-    `places`). `chain` names its leading whole blocks, `sealed` of which the cache knows.
+    `places`), but for those of the first `slid` blocks, which no layer will see again and which were given back.
+    `chain` names its leading whole blocks, `sealed` of which the cache knows.
 
     `row` is its place among the running sequences (0 … max_running-1), -1 while it does not run; `limit` the most
     output tokens it may produce; `cached` how many prompt tokens were found in the prefix cache.
@@ -41,6 +44,7 @@ class LiveSequence:
     arrival: int
     limit: int
     stop_ids: frozenset[int]
+    window: int
     tokens: list[int]
     state: State = State.WAITING
     computed: int = 0
@@ -49,6 +53,7 @@ class LiveSequence:
     chain: list[bytes] = field(default_factory=list)
     public: int = 0
     sealed: int = 0
+    slid: int = 0
     cached: int | None = None
     version: int = 0  # changes whenever `blocks` does
     row: int = -1

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from libs.clock import Clock
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.torch_engine import adapters
 from services.worker.engines.torch_engine.adapters import LoraWeights
 from services.worker.engines.torch_engine.checkpoints import Checkpoints
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.engines.torch_engine.loading import Checkpoint, StageTimer
 from services.worker.engines.torch_engine.settings import TorchSettings
 from services.worker.model_files import ModelFiles

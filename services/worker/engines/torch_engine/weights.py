@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from libs.families import ModelConfig
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig
 from services.worker.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+Group = Literal["qkv", "o", "gate_up", "down"]
+"""Linear layers that are computed as one."""
 
 _LONGEST_HEADER = 100_000_000  # the format's own bound
 _READ = 1 << 30  # Linux reads at most 2 GiB at once
@@ -166,28 +169,53 @@ def open_tensors(source: ModelFiles, names: Sequence[str]) -> Weights:
     return Weights(infos, files)
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this shape holds, in the names of transformers."""
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Linear layers of the same `inner` inputs that are computed as one: (name, outputs) of each tensor."""
+
+    parts: tuple[tuple[str, int], ...]
+    inner: int
+    bias: bool
+
+
+def sites(config: ModelConfig) -> dict[Group, Site]:
+    """The linear layers of every layer, by the names of their tensors in it."""
     width, hidden = config.width, config.hidden
     query, key = config.heads * config.head_width, config.kv_heads * config.head_width
-    linear = {
-        "self_attn.q_proj": (query, width, config.qkv_bias),
-        "self_attn.k_proj": (key, width, config.qkv_bias),
-        "self_attn.v_proj": (key, width, config.qkv_bias),
-        "self_attn.o_proj": (width, query, config.output_bias),
-        "mlp.gate_proj": (hidden, width, config.mlp_bias),
-        "mlp.up_proj": (hidden, width, config.mlp_bias),
-        "mlp.down_proj": (width, hidden, config.mlp_bias),
+    qkv, gate_up = (("q_proj", query), ("k_proj", key), ("v_proj", key)), (("gate_proj", hidden), ("up_proj", hidden))
+    if config.family.fused:
+        qkv, gate_up = (("qkv_proj", query + 2 * key),), (("gate_up_proj", 2 * hidden),)
+    return {
+        "qkv": Site(tuple((f"self_attn.{name}", rows) for name, rows in qkv), width, config.qkv_bias),
+        "o": Site((("self_attn.o_proj", width),), query, config.output_bias),
+        "gate_up": Site(tuple((f"mlp.{name}", rows) for name, rows in gate_up), width, config.mlp_bias),
+        "down": Site((("mlp.down_proj", width),), hidden, config.mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocabulary, width)}
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}"
-        shapes |= {f"{prefix}.{name}.weight": (rows, columns) for name, (rows, columns, _) in linear.items()}
-        shapes |= {f"{prefix}.{name}.bias": (rows,) for name, (rows, _, bias) in linear.items() if bias}
-        shapes |= {f"{prefix}.{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-    shapes["model.norm.weight"] = (width,)
+
+
+def norm_widths(config: ModelConfig) -> dict[str, int]:
+    """The norms of every layer, by the names of their tensors in it, and how many numbers each has."""
+    norms = config.family.norms
+    outer = (norms.attention_in, norms.attention_out, norms.mlp_in, norms.mlp_out)
+    widths = {name: config.width for name in outer if name}
+    if config.family.head_norms:
+        heads = (config.heads, config.kv_heads) if config.family.head_norms == "whole" else (1, 1)
+        widths["self_attn.q_norm"], widths["self_attn.k_norm"] = (count * config.head_width for count in heads)
+    return widths
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this shape holds, in the names of transformers."""
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name, width in norm_widths(config).items()}
+    for site in sites(config).values():
+        layer |= {f"{name}.weight": (rows, site.inner) for name, rows in site.parts}
+        layer |= {f"{name}.bias": (rows,) for name, rows in site.parts if site.bias}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocabulary, config.width)}
+    for index in range(config.layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (config.width,)
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocabulary, width)
+        shapes["lm_head.weight"] = (config.vocabulary, config.width)
     return shapes
 
 
