@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -86,21 +86,43 @@ def artifacts_in(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Pa
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what the manifest says.
     """
+    said = _said(listed)
+    paths = _checked(folder, said, added)
+    places = {**{path: folder / path for path in paths}, **added}
+    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
+        told = {path: said.get(path, {}) for path in places if path not in added}
+        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
+
+
+def paths_in(folder: Path) -> list[str]:
+    """Paths of the files that make the version of a folder, of which none is read.
+
+    :raises FolderError: as of `artifacts_in`.
+    """
+    if not folder.is_dir():
+        raise FolderError(f"{folder} is no folder")
+    return _checked(folder, _said(json_object(folder / FOLDER_MANIFEST)))
+
+
+def _said(listed: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a manifest says of each file, by path."""
     said: dict[str, Mapping[str, Any]] = {}
     for each in listed.get("files") or ():
         if not isinstance(each, dict) or not isinstance(each.get("path"), str):
             raise FolderError(f"{FOLDER_MANIFEST}: malformed list of files")
         said[each["path"]] = each
-    paths = list(said) if said else files_of(folder)
+    return said
+
+
+def _checked(folder: Path, said: Collection[str], added: Collection[str] = ()) -> list[str]:
+    """The files that a manifest lists, else those that are there."""
+    paths = list(said) or files_of(folder)
     if not paths:
         raise FolderError(f"{folder} holds no files")
-    places = {**{path: folder / path for path in paths}, **added}
-    for path in places:
+    for path in paths:
         if path not in added:
             _check_place(folder, path)
-    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
-        told = {path: said.get(path, {}) for path in places if path not in added}
-        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
+    return paths
 
 
 def _check_place(folder: Path, path: str) -> None:

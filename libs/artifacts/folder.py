@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class Options:
     """Unix seconds; 0: unknown."""
     base: str = ""
     """The version it was made from, "name@version"."""
+    unchecked: str = ""
+    """Why no engine can serve it, where it is to be pushed nevertheless."""
     prediction: pb.PredictionSpec | None = None
     """In the place of that of manifest.json."""
     added: Mapping[str, Path] = field(default_factory=dict)
@@ -100,7 +102,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     name = options.name or _text(listed, "name")
     provenance = _provenance(_mapping(listed, "provenance"), options)
     known = list(known)
-    base, like = _alike(name, provenance.base, known)
+    base, like = alike(name, provenance.base, known)
     built = pb.ModelVersion(
         name=name,
         version=options.version or _text(listed, "version"),
@@ -139,8 +141,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         built.offline_metrics[str(name)] = float(value)
     if provenance != pb.Provenance():
         built.provenance.CopyFrom(provenance)
-    if template := _template(folder, paths):
-        _try_template(template)
+    try_template(folder, paths)
     if options.prediction is not None:
         built.prediction.CopyFrom(options.prediction)
     elif said := _mapping(listed, "prediction"):
@@ -205,13 +206,13 @@ def _tokenizer_digest(paths: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest() if parts else ""
 
 
-def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
+def _template_digest(folder: Path, paths: Container[str]) -> str:
     """Of the template's text, wherever it stands."""
     template = _template(folder, paths)
     return hashlib.sha256(template.encode()).hexdigest() if template else ""
 
 
-def _template(folder: Path, paths: Mapping[str, str]) -> str:
+def _template(folder: Path, paths: Container[str]) -> str:
     alone = (folder / "chat_template.jinja").read_bytes() if "chat_template.jinja" in paths else None
     config, older = (
         json_object(folder / name) if name in paths else {} for name in ("tokenizer_config.json", "chat_template.json")
@@ -222,8 +223,20 @@ def _template(folder: Path, paths: Mapping[str, str]) -> str:
         raise FolderError(f"chat_template: {error}") from error
 
 
-def _try_template(template: str) -> None:
-    """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
+def try_template(folder: Path, paths: Container[str]) -> bool:
+    """Renders conversations with the folder's chat template, in a process of its own, which the operating system bounds
+    (see libs.chat_template). False: it has none.
+
+    :param paths: the files that make the version.
+    :raises FolderError: it must not be used.
+    """
+    template = _template(folder, paths)
+    if template:
+        _render(template)
+    return bool(template)
+
+
+def _render(template: str) -> None:
     try:
         tried = run_alone("libs.chat_template", template.encode(), seconds=_TRIAL)
     except TimeoutError:
@@ -234,7 +247,7 @@ def _try_template(template: str) -> None:
         raise FolderError(f"chat_template: {why[:300]}")
 
 
-def _alike(name: str, base: str, versions: Sequence[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
+def alike(name: str, base: str, versions: Sequence[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
     """The base, and what the version is most like; empty records where there is none."""
     nothing = pb.ModelVersion()
     found = next((each for each in versions if full_name(each) == base), nothing)
@@ -247,6 +260,7 @@ def _provenance(said: Mapping[str, Any], options: Options) -> pb.Provenance:
     made = pb.Provenance()
     for name in ("source_uri", "revision", "builder", "base"):
         setattr(made, name, getattr(options, name) or _text(said, name))
+    made.unchecked = options.unchecked
     if options.built_at:
         made.built_at.FromNanoseconds(int(options.built_at * 1e9))
     elif said.get("built_at"):
