@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
@@ -13,9 +14,11 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import FOLDER_MANIFEST, inside
+from libs.artifacts.progress import Watch
 from libs.artifacts.roles import role_of
 
 _HASH_THREADS = 2
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_JSON = 64 << 20
 _OTHER_FOLDERS = frozenset({"coreml", "gguf", "onnx", "openvino", "original"})
 _OTHER_FORMS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.ot", "*.pt", "*.pth", "*.tflite", "consolidated*")
@@ -81,17 +84,35 @@ def _of_cache(folder: Path, path: Path) -> bool:
     return snapshot.parent.name == "snapshots" and path.resolve().parent == blobs
 
 
-def artifacts_in(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path]) -> list[pb.Artifact]:
+def artifacts_in(
+    folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path], watch: Watch | None = None
+) -> list[pb.Artifact]:
     """A version's files with their digests: those that its manifest lists, else `files_of`, and what is added to them.
+
+    Large files in Hugging Face's cache are named by their SHA-256, and are not read for it: whoever stores them sees
+    whether it holds.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what the manifest says.
     """
-    said = _said(listed)
-    paths = _checked(folder, said, added)
-    places = {**{path: folder / path for path in paths}, **added}
+    said, watch = _said(listed), watch or Watch()
+    places = {**{path: folder / path for path in _checked(folder, said, added)}, **added}
+    named = {path: digest for path, place in places.items() if (digest := "" if path in added else _named(place))}
+    watch.begin("digesting", sum(place.stat().st_size for path, place in places.items() if path not in named))
+
+    def artifact(path: str) -> pb.Artifact:
+        told = {} if path in added else said.get(path, {})
+        return _artifact(path, places[path], told, named.get(path, ""), watch)
+
     with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
-        told = {path: said.get(path, {}) for path in places if path not in added}
-        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
+        return list(pool.map(artifact, sorted(places)))
+
+
+def _named(place: Path) -> str:
+    """The digest by which Hugging Face's cache names what a link leads to; empty: it does not."""
+    if not place.is_symlink():
+        return ""
+    blob = place.resolve()
+    return blob.name if _DIGEST.fullmatch(blob.name) and blob.parent.name == "blobs" else ""
 
 
 def paths_in(folder: Path) -> list[str]:
@@ -137,9 +158,12 @@ def _check_place(folder: Path, path: str) -> None:
         raise FolderError(f"{path} is missing")
 
 
-def _artifact(path: str, place: Path, said: Mapping[str, Any]) -> pb.Artifact:
-    with place.open("rb", buffering=0) as file:
-        digest, size = sha256_of(cast(BinaryIO, file))
+def _artifact(path: str, place: Path, said: Mapping[str, Any], named: str, watch: Watch) -> pb.Artifact:
+    if named:
+        digest, size = named, place.stat().st_size
+    else:
+        with place.open("rb", buffering=0) as file:
+            digest, size = sha256_of(cast(BinaryIO, file), watch.add)
     if size == 0:
         raise FolderError(f"{path} is empty")
     if said and (str(said.get("sha256", "")).lower(), said.get("bytes")) != (digest, size):

@@ -13,6 +13,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.files import FolderError, artifacts_in, json_object
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
+from libs.artifacts.progress import Watch
 from libs.chat_template import TemplateError, chosen
 from libs.children.alone import run_alone
 from libs.model_files import format_of, is_pickle, pickle_fault
@@ -73,8 +74,11 @@ class Options:
     """By path in the version, files that are not the folder's, or instead of its own."""
 
 
-def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = ()) -> pb.ModelVersion:
-    """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file.
+def describe(
+    folder: Path, options: Options, known: Iterable[pb.ModelVersion] = (), watch: Watch | None = None
+) -> pb.ModelVersion:
+    """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file whose digest
+    is not known (see `artifacts_in`).
 
     Files: those that `manifest.json` lists, if there is one (in the form of models/demo/*/manifest.json; digests in it
     must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
@@ -93,7 +97,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     if not folder.is_dir():
         raise FolderError(f"{folder} is no folder")
     listed = json_object(folder / FOLDER_MANIFEST)
-    artifacts = artifacts_in(folder, listed, options.added)
+    artifacts = artifacts_in(folder, listed, options.added, watch)
     paths = {each.path: each.sha256 for each in artifacts}
     config = json_object(folder / "config.json") if "config.json" in paths else {}
     generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}

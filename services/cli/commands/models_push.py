@@ -23,7 +23,7 @@ from services.cli.commands.models_registry import (
     trust_policies,
     version_called,
 )
-from services.cli.output import failed, print_fields, print_json
+from services.cli.output import failed, print_fields, print_json, terminal_line
 
 _KEY = "--key"
 Keys = Annotated[
@@ -81,7 +81,7 @@ def push(
     from libs.artifacts import BlobError, FolderError, Options, PushError, full_name, unread
     from libs.artifacts import push as push_folder
     from libs.artifacts.making import complete
-    from libs.artifacts.progress import size_in_words
+    from libs.artifacts.progress import Meter, size_in_words
 
     said = Options(
         name=name,
@@ -107,15 +107,18 @@ def push(
     known, workers = list(there.model_versions.values()), there.endpoints_of("worker")
     store = open_blobs(blobs)
 
+    meter = Meter(time.monotonic, terminal_line)
+
     async def work(said: Options) -> Any:
         async def put(version: Any, trial: bool) -> Any:
             return register(registry, version, reason=reason, dry_run=trial)
 
         try:
             return await push_folder(
-                folder, store, said, keys, register=put, known=known, dry_run=dry_run, repair=repair
+                folder, store, said, keys, register=put, known=known, dry_run=dry_run, repair=repair, watch=meter
             )
         finally:
+            terminal_line("")
             await store.close()
 
     try:
@@ -144,8 +147,9 @@ def push(
     if said.unchecked:
         say(f"though no engine can serve it: {said.unchecked}")
     verb = "would be" if dry_run else "is"
+    new = f"{size_in_words(uploaded_bytes)}, {size_in_words(meter.rate)}/s"
     files = f"{len(made.artifacts)} files, {size_in_words(sum(each.bytes for each in made.artifacts))}"
-    sent = "" if dry_run else f"; {uploaded} new ({size_in_words(uploaded_bytes)})" if uploaded else "; none new"
+    sent = "" if dry_run else f"; {uploaded} new ({new})" if uploaded else "; none new"
     print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from libs.registry import MemoryStore, Put, keys, snapshot_of
 from libs.shipped import ROOT
 from services.cli.__main__ import COMMANDS
 from services.cli.app import parameters, resolve
+from services.cli.output import terminal_line
 from tests.support.checkpoint import LLAMA, REVISION, as_in_cache, write_checkpoint
 from tests.support.operator import Operator
 
@@ -174,3 +177,22 @@ def test_every_option_that_a_push_names_is_there() -> None:
 
     for name in (*_WANTED, "tier", "context_length"):  # describe's own words: "say --context-length"
         assert f"--{name.replace('_', '-')}" in flags
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_progress_is_for_terminals_alone(weir: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = await weir(*words(write_checkpoint(tmp_path / "model"), tmp_path))
+    assert (pushed.code, pushed.err) == (0, "")
+    assert re.search(r"4 files, [\d.]+ kB; 4 new \([\d.]+ kB, [\d.]+ [kMG]?B/s\)", pushed.out), pushed.out
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    terminal_line("sending\x1b[2J" + "x" * 500)
+    terminal_line("")
+    assert re.fullmatch(r"\r\x1b\[Ksending\\u001b\[2Jx{10,500}\r\x1b\[K", shown.getvalue())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    terminal_line("sending")
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
