@@ -23,6 +23,12 @@ from libs.versions.ends import ends_of, token_ids
 _TRIAL = 60.0
 """Seconds for the trial of a chat template; it has 5 of processor time."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_NOT_KEPT = (
+    *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "epsilon_cutoff", "eta_cutoff", "guidance_scale"),
+    *("min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "penalty_alpha", "stop_strings"),
+    *("suppress_tokens", "typical_p"),
+)
+"""Of a generation_config.json, what shapes outputs and no record has; 0, 1 and nothing mean that it is off."""
 _WANTED = ("name", "version", "pool", "architecture")
 """What every version says; those that generate say more."""
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
@@ -139,6 +145,9 @@ def describe(
         schema_sha256=_text(listed, "schema_sha256") or paths.get("schema.json", ""),
         tokenizer_sha256=_tokenizer_digest(paths) or _text(listed, "tokenizer_sha256") or base.tokenizer_sha256,
     )
+    if not options.max_tokens and "max_tokens" not in _mapping(listed, "sampling_defaults"):
+        # Nobody said it of this context, which may be shorter than the checkpoint's.
+        built.sampling_defaults.max_tokens = min(built.sampling_defaults.max_tokens, built.context_length)
     for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
         if not isinstance(value, int | float):
             raise FolderError(f"{FOLDER_MANIFEST}: the offline metric {name} must be a number")
@@ -192,6 +201,16 @@ def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     if generation.get("max_new_tokens"):
         found["max_tokens"] = generation["max_new_tokens"]
     return found
+
+
+def not_kept(folder: Path, paths: Container[str]) -> list[str]:
+    """What generation_config.json says of outputs and no version's record has, a line each.
+
+    :raises FolderError: it is malformed.
+    """
+    generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}
+    said = {name: generation[name] for name in _NOT_KEPT if generation.get(name) not in (None, 0, 1, [], "")}
+    return [f"generation_config.json: {name} is {value!r}, which nobody does here" for name, value in said.items()]
 
 
 def _eos(listed: Mapping[str, Any], folder: Path, paths: Mapping[str, str]) -> Sequence[int]:

@@ -4,7 +4,7 @@ be lost: the folder may be a stranger's, and libraries parse what lies in it.
 One JSON object from standard input, one to standard output:
 
     {"folder": "…", "paths": ["config.json", …], "context": 8192}
-    {"context": 8192, "verdicts": [{"engine": "torch", "reasons": ["…"], "notes": ["…"], "weight_bytes": 1, …}]}
+    {"verdicts": [{"engine": "torch", "reasons": ["…"], "notes": ["…"], "weight_bytes": 1, …}], "notes": ["…"]}
 
 `paths` are the files that make the version. It needs no torch.
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from libs.artifacts.files import FolderError
-from libs.artifacts.folder import try_template
+from libs.artifacts.folder import not_kept, try_template
 from libs.texts import TextModel, TextModelError
 from services.worker.engines.servable import verdicts
 from services.worker.model_files import ModelFiles
@@ -41,7 +41,12 @@ def main() -> int:
         resource.setrlimit(what, (most, most))
     asked = json.load(sys.stdin)
     folder, context = Path(asked["folder"]), int(asked["context"])
-    reasons, notes = texts(folder, frozenset(asked["paths"]))
+    paths = frozenset(asked["paths"])
+    reasons, notes = texts(folder, paths)
+    try:
+        notes += not_kept(folder, paths)
+    except FolderError as error:
+        reasons.append(str(error))
     found = [asdict(each) for each in verdicts(ModelFiles(folder), context, reasons)]
     json.dump({"verdicts": found, "notes": notes}, sys.stdout)
     return 0

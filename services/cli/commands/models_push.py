@@ -107,6 +107,7 @@ def push(
     known, workers = list(there.model_versions.values()), there.endpoints_of("worker")
     store = open_blobs(blobs)
 
+    notes: Sequence[str] = ()
     meter = Meter(time.monotonic, terminal_line)
 
     async def work(said: Options) -> Any:
@@ -129,7 +130,8 @@ def push(
             else:
                 said, made_up = complete(folder, said, known, {each.pool for each in workers})
             if found is None and not repair:
-                said = replace(said, unchecked=_checked(folder, said, workers, unchecked))
+                why, notes = _checked(folder, said, workers, unchecked)
+                said = replace(said, unchecked=why)
             pushed = asyncio.run(work(said))
     except (PushError, FolderError, BlobError) as error:
         raise failed(str(error)) from error
@@ -144,6 +146,8 @@ def push(
     print_fields(made_up)
     for path in unread(folder):
         say(f"not sent, since no engine reads it: {path} ({size_in_words((folder / path).stat().st_size)})")
+    for note in notes:
+        say(f"note: {note}")
     if said.unchecked:
         say(f"though no engine can serve it: {said.unchecked}")
     verb = "would be" if dry_run else "is"
@@ -153,24 +157,24 @@ def push(
     print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")
 
 
-def _checked(folder: Path, said: Any, workers: Sequence[Any], anyway: bool) -> str:
-    """Why no engine of its pool can serve it, where it is to be pushed nevertheless.
+def _checked(folder: Path, said: Any, workers: Sequence[Any], anyway: bool) -> tuple[str, Sequence[str]]:
+    """Why no engine of its pool can serve it, where it is to be pushed nevertheless; and what else there is to know.
 
     :raises SystemExit: none can, and it is not.
     """
     from libs.artifacts.making import context_of
 
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        return ""  # what it adapts was checked
-    engines = {each.engine for each in workers if each.pool == said.pool}
-    why = against(ask(folder, context_of(folder, said)), engines)
+        return "", ()  # what it adapts was checked
+    engines = sorted({each.engine for each in workers if each.pool == said.pool})
+    told = ask(folder, context_of(folder, said))
+    why = against(told, engines)
     if not why or anyway:
-        return "; ".join(why)[:2000]
-    whose = f"of pool {said.pool}, which has" if engines else "is known to:"
-    lines = "".join(f"\n  {each}" for each in why)
+        return "; ".join(why)[:2000], told["notes"]
+    whose = f"of pool {said.pool} ({', '.join(engines)})" if engines else "(its pool has no workers yet)"
     raise failed(
-        f"no engine {whose} {', '.join(sorted(engines)) or 'its pool has no workers'}, can serve {folder}; nothing was "
-        f"uploaded:{lines}\n--unchecked pushes it nevertheless, and its record says why it cannot be served"
+        "\n  ".join((f"no engine {whose} can serve {folder}; nothing was uploaded:", *why))
+        + "\n--unchecked pushes it nevertheless, and its record says why it cannot be served"
     )
 
 

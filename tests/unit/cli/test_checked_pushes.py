@@ -65,7 +65,7 @@ async def test_what_no_engine_of_the_pool_can_serve_is_not_uploaded(
     refused = await weir(*words(folder, tmp_path))
     assert refused.code == 1
     for said in (
-        "no engine of pool p, which has torch",
+        "no engine of pool p (torch) can serve",
         'is ["NobodyForCausalLM"]',
         "nothing was uploaded",
         "--unchecked",
@@ -177,6 +177,24 @@ def test_every_option_that_a_push_names_is_there() -> None:
 
     for name in (*_WANTED, "tier", "context_length"):  # describe's own words: "say --context-length"
         assert f"--{name.replace('_', '-')}" in flags
+
+
+SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.25, "repetition_penalty": 1.5}
+
+
+async def test_what_a_checkpoint_says_of_sampling_is_shown(weir: Operator, store: MemoryStore, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    said = {**SAMPLING, "do_sample": True, "max_new_tokens": 2048, "num_beams": 4, "no_repeat_ngram_size": 0}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    pushed = await weir(*words(folder, tmp_path))
+    assert pushed.code == 0, pushed.err
+    assert "note: generation_config.json: num_beams is 4, which nobody does here" in pushed.out
+    assert "no_repeat" not in pushed.out
+    version = (await versions(store))["m@1"]
+    assert version.sampling_defaults.max_tokens == 128, "no more than its context"
+    shown = (await weir("describe", "model", "m@1")).out
+    for name, value in {**SAMPLING, "max_tokens": 128}.items():
+        assert re.search(rf"{name}[:= ]+{value}", shown), shown
 
 
 class Terminal(io.StringIO):
