@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from libs.resources.forms import plain
 from services.cli import calls
 from services.cli.app import Argument, DryRun, Json, Option, Reason, say
-from services.cli.commands.models_check import against, ask
+from services.cli.commands.models_check import ask
 from services.cli.commands.models_derive import Said, derive
 from services.cli.commands.models_registry import (
     Store,
@@ -163,6 +163,7 @@ def _checked(folder: Path, said: Any, workers: Sequence[Any], anyway: bool) -> t
     :raises SystemExit: none can, and it is not.
     """
     from libs.artifacts.making import context_of
+    from libs.artifacts.verdicts import against
 
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return "", ()  # what it adapts was checked
