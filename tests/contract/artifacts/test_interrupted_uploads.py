@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 
 from libs.artifacts import BlobCorrupt, BlobStoreUnavailable, LocalBlobStore
+from libs.artifacts.local import _claimed
 from libs.artifacts.s3 import S3BlobStore
 
 MIB = 1 << 20
@@ -110,6 +111,17 @@ async def test_two_at_once_do_not_write_one_file(tmp_path: Path) -> None:
         assert await store.put(digest, source)
         assert await content_of(store, digest) == content
         assert part.read_bytes() == b"what somebody else writes"
+
+
+def test_a_part_that_has_become_the_blob_is_nobodys(tmp_path: Path) -> None:
+    """Whoever opened it just before, and got the lock just after."""
+    part = tmp_path / "part"
+    with part.open("w+b") as opened:
+        assert _claimed(opened.fileno(), part)
+        part.rename(tmp_path / "blob")
+        assert not _claimed(opened.fileno(), part)
+        part.write_bytes(b"another's")
+        assert not _claimed(opened.fileno(), part)
 
 
 _KILLED = """
