@@ -137,10 +137,12 @@ class LocalBlobStore:
         return True
 
     def _begun(self, digest: str) -> tuple[int, str] | None:
-        """A file, open, with what an earlier attempt left of a blob; None: somebody else is at it."""
+        """A file, open, with what an earlier attempt left of a blob; None: it is somebody else's, or they are at it."""
         part = self._root / "tmp" / f"{digest}.part"
-        with self._available():
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return None  # what is wrong with the store itself is found by whoever writes
         if _claimed(descriptor, part):
             return descriptor, str(part)
         os.close(descriptor)
@@ -286,7 +288,9 @@ def _claimed(descriptor: int, path: Path) -> bool:
     """Whether a file is this process's alone until it closes the descriptor, or dies."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), path.stat())  # who had it has not moved it into its place
+        found = os.fstat(descriptor)
+        # Who had it has not moved it into its place; and nobody else owns what is to be a blob.
+        return found.st_uid == os.geteuid() and os.path.samestat(found, path.stat())
     except OSError:
         return False
 

@@ -113,6 +113,19 @@ async def test_two_at_once_do_not_write_one_file(tmp_path: Path) -> None:
         assert part.read_bytes() == b"what somebody else writes"
 
 
+async def test_a_part_that_cannot_be_opened_is_left_alone(tmp_path: Path) -> None:
+    """Another person's, in a directory that several share; here a link, since root may open any file."""
+    source, content, digest = made(tmp_path / "source", 100)
+    part = tmp_path / "blobs" / "tmp" / f"{digest}.part"
+    part.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").write_text("theirs")
+    part.symlink_to(tmp_path / "elsewhere")
+    store = LocalBlobStore(tmp_path / "blobs")
+    assert await store.put(digest, source)
+    assert await content_of(store, digest) == content
+    assert (part.is_symlink(), (tmp_path / "elsewhere").read_text()) == (True, "theirs")
+
+
 def test_a_part_that_has_become_the_blob_is_nobodys(tmp_path: Path) -> None:
     """Whoever opened it just before, and got the lock just after."""
     part = tmp_path / "part"
