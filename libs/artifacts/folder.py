@@ -124,8 +124,7 @@ def describe(
         or base.architecture,
         context_length=options.context_length
         or _number(listed, "context_length")
-        or _number(config, "max_position_embeddings")
-        or _number(_mapping(config, "text_config"), "max_position_embeddings")
+        or context_in(config)
         or base.context_length,
         tier=options.tier or _text(listed, "tier") or like.tier,
         pool=options.pool or _text(listed, "pool") or like.pool,
@@ -244,6 +243,15 @@ def _template(folder: Path, paths: Container[str]) -> str:
         return chosen(alone, config, older)
     except TemplateError as error:
         raise FolderError(f"chat_template: {error}") from error
+
+
+def context_in(config: Mapping[str, Any]) -> int:
+    """The context that a config.json says, tokens; 0: it says none.
+
+    :raises FolderError: it is malformed.
+    """
+    field = "max_position_embeddings"
+    return _number(config, field) or _number(_mapping(config, "text_config"), field)
 
 
 def try_template(folder: Path, paths: Container[str]) -> bool:

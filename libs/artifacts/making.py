@@ -11,7 +11,7 @@ from typing import Any
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.files import json_object
-from libs.artifacts.folder import Options, alike
+from libs.artifacts.folder import Options, alike, context_in
 from libs.artifacts.manifest import FOLDER_MANIFEST
 
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
@@ -74,8 +74,10 @@ def complete(
         make("pool", _only(each.pool for each in generate), "the only one")
         beside = _only(each.tier for each in generate if each.pool == said("pool"))
         make("tier", beside, f"as all of pool {said('pool')}")
-    options = replace(options, pool=said("pool") or like.pool)
-    return _with(options, made, origin)
+    options, lines = _with(replace(options, pool=said("pool") or like.pool), made, origin)
+    if not context_of(folder, options) and (context := context_in(json_object(folder / "config.json"))):
+        lines.append(("context", f"{context} tokens (config.json's; --context-length says another)"))
+    return options, lines
 
 
 def context_of(folder: Path, options: Options) -> int:

@@ -139,6 +139,7 @@ async def test_a_snapshot_in_the_cache_says_most_of_it_itself(
         f"version  {REVISION[:12]} (of its revision; --version says another)",
         "pool     p (the only one with workers; --pool says another)",
         "tier     quality (as all of pool p; --tier says another)",
+        "context  128 tokens (config.json's; --context-length says another)",
         "not sent, since no engine reads it: onnx/model.onnx (30 B)",
         "not sent, since no engine reads it: original/consolidated.00.pth (2 kB)",
         "not sent, since no engine reads it: pytorch_model.bin (512 B)",
