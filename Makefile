@@ -283,6 +283,10 @@ bench-journal: setup ## Measure what the gateway's journal costs a request, and 
 bench-predict: setup ## Measure predictions beside the bare libraries and an empty call (ten minutes).
 	$(PY) -m loadtest.bench_predict $(if $(QUICK),--quick)
 
+.PHONY: bench-push
+bench-push: setup ## Measure how fast `weir models push` takes a model of 2 GB, and its memory (two minutes, 10 GB of disk).
+	$(PY) -m loadtest.bench_push $(if $(QUICK),--quick)
+
 .PHONY: bench-engine
 bench-engine: setup ## Measure the torch engine beside transformers and, where there is one, vLLM (docs/performance.md).
 	$(PY) -m loadtest.bench_engine

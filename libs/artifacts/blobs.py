@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,15 @@ from typing import BinaryIO, Protocol, cast
 
 CHUNK = 1 << 20
 """Bytes read at once: stays in the processor's cache."""
+Told = Callable[[int], None]
+"""Told of so many more bytes that are dealt with, from any thread. What it raises ends what it is told of."""
 PART_PREFIX = ".part-"
 """Begins the names of files that are being written."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def untold(count: int) -> None:
+    """Nobody is told."""
 
 
 class BlobError(Exception):
@@ -55,9 +61,11 @@ class BlobStore(Protocol):
     `discard`: garbage collection removes in two steps, between which a mistake can be undone.
     """
 
-    async def put(self, digest: str, source: Path | BinaryIO) -> bool:
+    async def put(self, digest: str, source: Path | BinaryIO, told: Told = untold) -> bool:
         """Stores the bytes of a file, or of a stream from where it stands. Of a blob that is there only the age is
         made new, and `source` is not read.
+
+        A file whose storing was interrupted, by whatever it was, goes on where it stopped.
 
         :returns: whether bytes were written.
         :raises BlobCorrupt: the bytes have another digest; nothing is stored.
@@ -121,7 +129,7 @@ def check_digest(digest: str) -> str:
     return digest
 
 
-def sha256_of(source: BinaryIO) -> tuple[str, int]:
+def sha256_of(source: BinaryIO, told: Told = untold) -> tuple[str, int]:
     """SHA-256 and length in bytes of what is left of a stream."""
     hasher = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK))
@@ -129,6 +137,7 @@ def sha256_of(source: BinaryIO) -> tuple[str, int]:
     while count := source.readinto(buffer):  # type: ignore[attr-defined]
         hasher.update(buffer[:count])
         size += count
+        told(count)
     return hasher.hexdigest(), size
 
 

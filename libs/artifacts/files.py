@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,9 +14,11 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.blobs import sha256_of
 from libs.artifacts.manifest import FOLDER_MANIFEST, inside
+from libs.artifacts.progress import Watch
 from libs.artifacts.roles import role_of
 
 _HASH_THREADS = 2
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_JSON = 64 << 20
 _OTHER_FOLDERS = frozenset({"coreml", "gguf", "onnx", "openvino", "original"})
 _OTHER_FORMS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.ot", "*.pt", "*.pth", "*.tflite", "consolidated*")
@@ -81,26 +84,66 @@ def _of_cache(folder: Path, path: Path) -> bool:
     return snapshot.parent.name == "snapshots" and path.resolve().parent == blobs
 
 
-def artifacts_in(folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path]) -> list[pb.Artifact]:
+def artifacts_in(
+    folder: Path, listed: Mapping[str, Any], added: Mapping[str, Path], watch: Watch | None = None
+) -> list[pb.Artifact]:
     """A version's files with their digests: those that its manifest lists, else `files_of`, and what is added to them.
+
+    Large files in Hugging Face's cache are named by their SHA-256, and are not read for it: whoever stores them sees
+    whether it holds.
 
     :raises FolderError: a file is missing, outside the folder, a link, empty or not what the manifest says.
     """
+    said, watch = _said(listed), watch or Watch()
+    places = {**{path: folder / path for path in _checked(folder, said, added)}, **added}
+    named = {path: digest for path, place in places.items() if (digest := "" if path in added else _named(place))}
+    watch.begin("digesting", sum(place.stat().st_size for path, place in places.items() if path not in named))
+
+    def artifact(path: str) -> pb.Artifact:
+        told = {} if path in added else said.get(path, {})
+        return _artifact(path, places[path], told, named.get(path, ""), watch)
+
+    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
+        return list(pool.map(artifact, sorted(places)))
+
+
+def _named(place: Path) -> str:
+    """The digest by which Hugging Face's cache names what a link leads to; empty: it does not."""
+    if not place.is_symlink():
+        return ""
+    blob = place.resolve()
+    return blob.name if _DIGEST.fullmatch(blob.name) and blob.parent.name == "blobs" else ""
+
+
+def paths_in(folder: Path) -> list[str]:
+    """Paths of the files that make the version of a folder, of which none is read.
+
+    :raises FolderError: as of `artifacts_in`.
+    """
+    if not folder.is_dir():
+        raise FolderError(f"{folder} is no folder")
+    return _checked(folder, _said(json_object(folder / FOLDER_MANIFEST)))
+
+
+def _said(listed: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a manifest says of each file, by path."""
     said: dict[str, Mapping[str, Any]] = {}
     for each in listed.get("files") or ():
         if not isinstance(each, dict) or not isinstance(each.get("path"), str):
             raise FolderError(f"{FOLDER_MANIFEST}: malformed list of files")
         said[each["path"]] = each
-    paths = list(said) if said else files_of(folder)
+    return said
+
+
+def _checked(folder: Path, said: Collection[str], added: Collection[str] = ()) -> list[str]:
+    """The files that a manifest lists, else those that are there."""
+    paths = list(said) or files_of(folder)
     if not paths:
         raise FolderError(f"{folder} holds no files")
-    places = {**{path: folder / path for path in paths}, **added}
-    for path in places:
+    for path in paths:
         if path not in added:
             _check_place(folder, path)
-    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="digest") as pool:
-        told = {path: said.get(path, {}) for path in places if path not in added}
-        return list(pool.map(lambda path: _artifact(path, places[path], told.get(path, {})), sorted(places)))
+    return paths
 
 
 def _check_place(folder: Path, path: str) -> None:
@@ -115,9 +158,12 @@ def _check_place(folder: Path, path: str) -> None:
         raise FolderError(f"{path} is missing")
 
 
-def _artifact(path: str, place: Path, said: Mapping[str, Any]) -> pb.Artifact:
-    with place.open("rb", buffering=0) as file:
-        digest, size = sha256_of(cast(BinaryIO, file))
+def _artifact(path: str, place: Path, said: Mapping[str, Any], named: str, watch: Watch) -> pb.Artifact:
+    if named:
+        digest, size = named, place.stat().st_size
+    else:
+        with place.open("rb", buffering=0) as file:
+            digest, size = sha256_of(cast(BinaryIO, file), watch.add)
     if size == 0:
         raise FolderError(f"{path} is empty")
     if said and (str(said.get("sha256", "")).lower(), said.get("bytes")) != (digest, size):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts.files import FolderError, artifacts_in, json_object
 from libs.artifacts.manifest import BLOBS, FOLDER_MANIFEST, full_name, inside
+from libs.artifacts.progress import Watch
 from libs.chat_template import TemplateError, chosen
 from libs.children.alone import run_alone
 from libs.model_files import format_of, is_pickle, pickle_fault
@@ -22,6 +23,12 @@ from libs.versions.ends import ends_of, token_ids
 _TRIAL = 60.0
 """Seconds for the trial of a chat template; it has 5 of processor time."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_NOT_KEPT = (
+    *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "epsilon_cutoff", "eta_cutoff", "guidance_scale"),
+    *("min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "penalty_alpha", "stop_strings"),
+    *("suppress_tokens", "typical_p"),
+)
+"""Of a generation_config.json, what shapes outputs and no record has; 0, 1 and nothing mean that it is off."""
 _WANTED = ("name", "version", "pool", "architecture")
 """What every version says; those that generate say more."""
 _TOKENIZER_PARTS = ("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt")
@@ -65,14 +72,19 @@ class Options:
     """Unix seconds; 0: unknown."""
     base: str = ""
     """The version it was made from, "name@version"."""
+    unchecked: str = ""
+    """Why no engine can serve it, where it is to be pushed nevertheless."""
     prediction: pb.PredictionSpec | None = None
     """In the place of that of manifest.json."""
     added: Mapping[str, Path] = field(default_factory=dict)
     """By path in the version, files that are not the folder's, or instead of its own."""
 
 
-def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = ()) -> pb.ModelVersion:
-    """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file.
+def describe(
+    folder: Path, options: Options, known: Iterable[pb.ModelVersion] = (), watch: Watch | None = None
+) -> pb.ModelVersion:
+    """The record of the model in a folder, unsigned, with `source` "blobs:". Reads and digests every file whose digest
+    is not known (see `artifacts_in`).
 
     Files: those that `manifest.json` lists, if there is one (in the form of models/demo/*/manifest.json; digests in it
     must be right); else all files that are not hidden. What it says of the model counts before what `config.json`,
@@ -91,7 +103,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     if not folder.is_dir():
         raise FolderError(f"{folder} is no folder")
     listed = json_object(folder / FOLDER_MANIFEST)
-    artifacts = artifacts_in(folder, listed, options.added)
+    artifacts = artifacts_in(folder, listed, options.added, watch)
     paths = {each.path: each.sha256 for each in artifacts}
     config = json_object(folder / "config.json") if "config.json" in paths else {}
     generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}
@@ -100,7 +112,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
     name = options.name or _text(listed, "name")
     provenance = _provenance(_mapping(listed, "provenance"), options)
     known = list(known)
-    base, like = _alike(name, provenance.base, known)
+    base, like = alike(name, provenance.base, known)
     built = pb.ModelVersion(
         name=name,
         version=options.version or _text(listed, "version"),
@@ -112,8 +124,7 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         or base.architecture,
         context_length=options.context_length
         or _number(listed, "context_length")
-        or _number(config, "max_position_embeddings")
-        or _number(_mapping(config, "text_config"), "max_position_embeddings")
+        or context_in(config)
         or base.context_length,
         tier=options.tier or _text(listed, "tier") or like.tier,
         pool=options.pool or _text(listed, "pool") or like.pool,
@@ -133,14 +144,16 @@ def describe(folder: Path, options: Options, known: Iterable[pb.ModelVersion] = 
         schema_sha256=_text(listed, "schema_sha256") or paths.get("schema.json", ""),
         tokenizer_sha256=_tokenizer_digest(paths) or _text(listed, "tokenizer_sha256") or base.tokenizer_sha256,
     )
+    if not options.max_tokens and "max_tokens" not in _mapping(listed, "sampling_defaults"):
+        # Nobody said it of this context, which may be shorter than the checkpoint's.
+        built.sampling_defaults.max_tokens = min(built.sampling_defaults.max_tokens, built.context_length)
     for name, value in {**_mapping(listed, "offline_metrics"), **options.metrics}.items():
         if not isinstance(value, int | float):
             raise FolderError(f"{FOLDER_MANIFEST}: the offline metric {name} must be a number")
         built.offline_metrics[str(name)] = float(value)
     if provenance != pb.Provenance():
         built.provenance.CopyFrom(provenance)
-    if template := _template(folder, paths):
-        _try_template(template)
+    try_template(folder, paths)
     if options.prediction is not None:
         built.prediction.CopyFrom(options.prediction)
     elif said := _mapping(listed, "prediction"):
@@ -189,6 +202,16 @@ def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def not_kept(folder: Path, paths: Container[str]) -> list[str]:
+    """What generation_config.json says of outputs and no version's record has, a line each.
+
+    :raises FolderError: it is malformed.
+    """
+    generation = json_object(folder / "generation_config.json") if "generation_config.json" in paths else {}
+    said = {name: generation[name] for name in _NOT_KEPT if generation.get(name) not in (None, 0, 1, [], "")}
+    return [f"generation_config.json: {name} is {value!r}, which nobody does here" for name, value in said.items()]
+
+
 def _eos(listed: Mapping[str, Any], folder: Path, paths: Mapping[str, str]) -> Sequence[int]:
     try:
         said = token_ids(listed.get("eos_token_ids"))
@@ -205,13 +228,13 @@ def _tokenizer_digest(paths: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest() if parts else ""
 
 
-def _template_digest(folder: Path, paths: Mapping[str, str]) -> str:
+def _template_digest(folder: Path, paths: Container[str]) -> str:
     """Of the template's text, wherever it stands."""
     template = _template(folder, paths)
     return hashlib.sha256(template.encode()).hexdigest() if template else ""
 
 
-def _template(folder: Path, paths: Mapping[str, str]) -> str:
+def _template(folder: Path, paths: Container[str]) -> str:
     alone = (folder / "chat_template.jinja").read_bytes() if "chat_template.jinja" in paths else None
     config, older = (
         json_object(folder / name) if name in paths else {} for name in ("tokenizer_config.json", "chat_template.json")
@@ -222,8 +245,29 @@ def _template(folder: Path, paths: Mapping[str, str]) -> str:
         raise FolderError(f"chat_template: {error}") from error
 
 
-def _try_template(template: str) -> None:
-    """Renders conversations in a process of its own, which the operating system bounds (see libs.chat_template)."""
+def context_in(config: Mapping[str, Any]) -> int:
+    """The context that a config.json says, tokens; 0: it says none.
+
+    :raises FolderError: it is malformed.
+    """
+    field = "max_position_embeddings"
+    return _number(config, field) or _number(_mapping(config, "text_config"), field)
+
+
+def try_template(folder: Path, paths: Container[str]) -> bool:
+    """Renders conversations with the folder's chat template, in a process of its own, which the operating system bounds
+    (see libs.chat_template). False: it has none.
+
+    :param paths: the files that make the version.
+    :raises FolderError: it must not be used.
+    """
+    template = _template(folder, paths)
+    if template:
+        _render(template)
+    return bool(template)
+
+
+def _render(template: str) -> None:
     try:
         tried = run_alone("libs.chat_template", template.encode(), seconds=_TRIAL)
     except TimeoutError:
@@ -234,7 +278,7 @@ def _try_template(template: str) -> None:
         raise FolderError(f"chat_template: {why[:300]}")
 
 
-def _alike(name: str, base: str, versions: Sequence[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
+def alike(name: str, base: str, versions: Sequence[pb.ModelVersion]) -> tuple[pb.ModelVersion, pb.ModelVersion]:
     """The base, and what the version is most like; empty records where there is none."""
     nothing = pb.ModelVersion()
     found = next((each for each in versions if full_name(each) == base), nothing)
@@ -247,6 +291,7 @@ def _provenance(said: Mapping[str, Any], options: Options) -> pb.Provenance:
     made = pb.Provenance()
     for name in ("source_uri", "revision", "builder", "base"):
         setattr(made, name, getattr(options, name) or _text(said, name))
+    made.unchecked = options.unchecked
     if options.built_at:
         made.built_at.FromNanoseconds(int(options.built_at * 1e9))
     elif said.get("built_at"):

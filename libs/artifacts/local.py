@@ -2,7 +2,7 @@
 
     sha256/<2>/<digest>    blobs, mode 0444
     aside/<digest>         blobs on their way out
-    tmp/                   uploads under way
+    tmp/                   uploads under way: of files DIGEST.part, with which the next attempt goes on
     kept/<name>            small things with names of their own: anchors of the audit log
 
 A blob is written under tmp/, flushed to the disk and renamed into place, so it is there whole or not at all, after a
@@ -12,6 +12,7 @@ power cut too.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -21,7 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from libs.artifacts.blobs import CHUNK, BlobCorrupt, BlobInfo, BlobNotFound, BlobStoreUnavailable, check_digest
+from libs.artifacts.blobs import (
+    CHUNK,
+    BlobCorrupt,
+    BlobInfo,
+    BlobNotFound,
+    BlobStoreUnavailable,
+    Told,
+    check_digest,
+    untold,
+)
 
 
 class LocalBlobStore:
@@ -33,9 +43,9 @@ class LocalBlobStore:
     def __repr__(self) -> str:
         return f"LocalBlobStore({str(self._root)!r})"
 
-    async def put(self, digest: str, source: Path | BinaryIO) -> bool:
+    async def put(self, digest: str, source: Path | BinaryIO, told: Told = untold) -> bool:
         """As in the port."""
-        return await asyncio.to_thread(self._put, check_digest(digest), source)
+        return await asyncio.to_thread(self._put, check_digest(digest), source, told)
 
     async def get(self, digest: str, sink: BinaryIO) -> int:
         """As in the port."""
@@ -110,42 +120,75 @@ class LocalBlobStore:
     def _aside(self, digest: str) -> Path:
         return self._root / "aside" / check_digest(digest)
 
-    def _put(self, digest: str, source: Path | BinaryIO) -> bool:
+    def _put(self, digest: str, source: Path | BinaryIO, told: Told) -> bool:
         path = self._path(digest)
         with self._available():
             found = _info(path)
             cut = found is not None and isinstance(source, Path) and source.stat().st_size != found.size
             if not cut and _touch(path):
                 return False
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                return self._write(digest, path, file)
-        return self._write(digest, path, source)
-
-    def _write(self, digest: str, path: Path, source: BinaryIO) -> bool:
-        with self._available():
             for folder in (self._root / "tmp", path.parent):
                 folder.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._root / "tmp")
-        try:
-            hasher = hashlib.sha256()
-            with os.fdopen(descriptor, "wb", buffering=0) as target:
-                while chunk := source.read(CHUNK):
-                    hasher.update(chunk)
-                    with self._available():
-                        _write_all(target, chunk)
-                if hasher.hexdigest() != digest:
-                    raise BlobCorrupt(f"what was put as {digest[:12]}… has digest {hasher.hexdigest()[:12]}…")
-                with self._available():
-                    os.fchmod(target.fileno(), 0o444)
-                    os.fsync(target.fileno())
-            with self._available():
-                os.replace(temporary, path)
-                _sync_folder(path.parent)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                self._write(digest, path, file, told, self._begun(digest))
+        else:
+            self._write(digest, path, source, told)
         return True
+
+    def _begun(self, digest: str) -> tuple[int, str] | None:
+        """A file, open, with what an earlier attempt left of a blob; None: it is somebody else's, or they are at it."""
+        part = self._root / "tmp" / f"{digest}.part"
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return None  # what is wrong with the store itself is found by whoever writes
+        if _claimed(descriptor, part):
+            return descriptor, str(part)
+        os.close(descriptor)
+        return None
+
+    def _write(
+        self, digest: str, path: Path, source: BinaryIO, told: Told, begun: tuple[int, str] | None = None
+    ) -> None:
+        """:param begun: what to go on with, and to leave behind when it is interrupted."""
+        with self._available():
+            descriptor, temporary = begun or tempfile.mkstemp(dir=self._root / "tmp")
+        try:
+            with os.fdopen(descriptor, "r+b", buffering=0) as target:
+                found = self._fill(target, os.fstat(descriptor).st_size, source, told)
+                if found != digest and begun:
+                    # The machine may have stopped before all that it left was on the disk.
+                    source.seek(0)
+                    target.truncate(0)
+                    found = self._fill(target, 0, source, untold)
+                if found != digest:
+                    raise BlobCorrupt(f"what was put as {digest[:12]}… has digest {found[:12]}…")
+                with self._available():
+                    os.fchmod(descriptor, 0o444)
+                    os.fsync(descriptor)
+                    os.replace(temporary, path)
+                    _sync_folder(path.parent)
+        except BaseException as error:
+            if not begun or isinstance(error, BlobCorrupt):
+                Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _fill(self, target: BinaryIO, begun: int, source: BinaryIO, told: Told) -> str:
+        """Writes what a file lacks behind its first bytes, and digests all of it: the bytes that are stored."""
+        hasher = hashlib.sha256()
+        target.seek(0)
+        while chunk := target.read(CHUNK):
+            hasher.update(chunk)
+            told(len(chunk))
+        if begun:
+            source.seek(begun)
+        while chunk := source.read(CHUNK):
+            hasher.update(chunk)
+            with self._available():
+                _write_all(target, chunk)
+            told(len(chunk))
+        return hasher.hexdigest()
 
     def _get(self, digest: str, sink: BinaryIO) -> int:
         hasher = hashlib.sha256()
@@ -239,6 +282,17 @@ def _write_all(target: BinaryIO, chunk: bytes) -> None:
     view = memoryview(chunk)
     while view:
         view = view[target.write(view) :]
+
+
+def _claimed(descriptor: int, path: Path) -> bool:
+    """Whether a file is this process's alone until it closes the descriptor, or dies."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(descriptor)
+        # Who had it has not moved it into its place; and nobody else owns what is to be a blob.
+        return found.st_uid == os.geteuid() and os.path.samestat(found, path.stat())
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

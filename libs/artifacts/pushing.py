@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from libs.artifacts.blobs import BlobCorrupt, BlobNotFound, BlobStore, Nowhere
 from libs.artifacts.files import FolderError
 from libs.artifacts.folder import Options, describe
 from libs.artifacts.manifest import full_name, manifest_digest
+from libs.artifacts.progress import Watch
 from libs.artifacts.signing import SigningKey, sign
 
 Register = Callable[[pb.ModelVersion, bool], Awaitable[pb.ModelVersion]]
@@ -51,6 +53,7 @@ async def push(
     known: Iterable[pb.ModelVersion] = (),
     dry_run: bool = False,
     repair: bool = False,
+    watch: Watch | None = None,
 ) -> Pushed:
     """Describes a folder, signs the manifest, uploads what the store lacks and registers the version. Again with the
     same folder it uploads nothing and makes the same version.
@@ -64,12 +67,13 @@ async def push(
     :param dry_run: describe, sign and ask; upload and register nothing.
     :param repair: read what the store has already, and replace what is damaged. A known version of the name with the
         same files stays what it is in all else.
+    :param watch: sees how far it is.
     :raises PushError: the folder cannot be made a version, or a file changed while it was being pushed.
     :raises BlobStoreUnavailable: the store does not answer; what was uploaded stays for the next attempt.
     :raises OSError: a file cannot be read.
     """
     try:
-        version = await asyncio.to_thread(describe, folder, options, known)
+        version = await asyncio.to_thread(describe, folder, options, known, watch)
     except FolderError as error:
         raise PushError(str(error)) from error
     version.digest = manifest_digest(version)
@@ -80,7 +84,7 @@ async def push(
     asked = await register(version, True) if register else version
     if dry_run:
         return Pushed(asked, 0, 0, 0)
-    written = await upload(version, folder, store, options.added, repair=repair)
+    written = await upload(version, folder, store, options.added, repair=repair, watch=watch)
     if register:
         version = await register(version, False)
         written += await upload(version, folder, store, options.added)
@@ -95,32 +99,52 @@ async def upload(
     added: Mapping[str, Path] = MappingProxyType({}),
     *,
     repair: bool = False,
+    watch: Watch | None = None,
 ) -> list[pb.Artifact]:
     """Puts the version's files into the store and says which were not there. Blobs that were there count as new for
-    garbage collection.
+    garbage collection. Interrupted, it leaves what was sent for the next attempt.
 
     :param added: as `Options`.
     :param repair: as `push`.
+    :param watch: as `push`.
     :raises PushError, BlobStoreUnavailable, OSError: as `push`.
     """
-    gate = asyncio.Semaphore(CONCURRENCY)
+    gate, watch, ended = asyncio.Semaphore(CONCURRENCY), watch or Watch(), threading.Event()
+
+    def told(count: int) -> None:
+        # Of threads nobody can make an end but they themselves.
+        if ended.is_set():
+            raise _EndedError
+        watch.add(count)
 
     async def put(artifact: pb.Artifact) -> bool:
         async with gate:
             if repair:
                 await _remove_damaged(store, artifact.sha256)
             try:
-                return await store.put(artifact.sha256, added.get(artifact.path, folder / artifact.path))
+                written = await store.put(artifact.sha256, added.get(artifact.path, folder / artifact.path), told)
             except BlobCorrupt as error:
-                raise PushError(f"{artifact.path} changed while it was being pushed; push again") from error
+                raise PushError(
+                    f"{artifact.path} changed while it was being pushed, or is not what its digest says; push again"
+                ) from error
+            if not written:
+                watch.skip(artifact.bytes)
+            return written
 
     different = list({each.sha256: each for each in version.artifacts}.values())
+    watch.begin("sending", sum(each.bytes for each in different))
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(put(each)) for each in different]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    finally:
+        ended.set()
     return [each for each, task in zip(different, tasks, strict=True) if task.result()]
+
+
+class _EndedError(Exception):
+    """The push has ended: another file failed, or somebody interrupted it."""
 
 
 def _same_files(version: pb.ModelVersion, known: Iterable[pb.ModelVersion]) -> pb.ModelVersion | None:

@@ -1,19 +1,21 @@
 """Blobs in a bucket of anything that speaks S3.
 
 Keys are as the paths of the local store: `PREFIX/sha256/<2>/<digest>` and `PREFIX/aside/<digest>`. Small blobs are put
-in one request, larger ones in parts that become visible together; what is hashed is what is sent, from the same
-memory. boto3 blocks, so it is called in threads. Credentials come from where AWS's own tools look for them
-(environment, files, instance metadata) and nowhere else.
+in one request, larger ones in parts that become visible together; what is hashed is what is sent, from the same memory.
+An upload that was interrupted goes on: parts whose MD5 the bucket has as their ETag are not sent again. boto3 blocks,
+so it is called in threads. Credentials come from where AWS's own tools look for them (environment, files, instance
+metadata) and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 import boto3
@@ -22,13 +24,23 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from libs.artifacts.blobs import CHUNK, BlobCorrupt, BlobInfo, BlobNotFound, BlobStoreUnavailable, check_digest
+from libs.artifacts.blobs import (
+    CHUNK,
+    BlobCorrupt,
+    BlobInfo,
+    BlobNotFound,
+    BlobStoreUnavailable,
+    Told,
+    check_digest,
+    untold,
+)
 
 PART = 16 << 20
 """Bytes of a part. S3 allows 10,000 parts, and so blobs of 156 GiB."""
-_PARTS_AT_ONCE = 4
+_PARTS_AT_ONCE = 6
+"""On their way; with the one that is read and the one that waits, 128 MiB."""
 _MAX_PARTS = 10_000
-_GONE = frozenset({"404", "NoSuchKey", "NotFound"})
+_GONE = frozenset({"404", "NoSuchKey", "NoSuchUpload", "NotFound"})
 
 
 class S3BlobStore:
@@ -45,6 +57,7 @@ class S3BlobStore:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part = part_bytes
+        self._writing = Lock()
         with self._available():
             self._client: Any = boto3.session.Session().client(
                 "s3",
@@ -64,9 +77,9 @@ class S3BlobStore:
     def __repr__(self) -> str:
         return f"S3BlobStore({self._bucket!r}, prefix={self._prefix!r})"
 
-    async def put(self, digest: str, source: Path | BinaryIO) -> bool:
+    async def put(self, digest: str, source: Path | BinaryIO, told: Told = untold) -> bool:
         """As in the port."""
-        return await asyncio.to_thread(self._put, check_digest(digest), source)
+        return await asyncio.to_thread(self._put, check_digest(digest), source, told)
 
     async def get(self, digest: str, sink: BinaryIO) -> int:
         """As in the port."""
@@ -120,7 +133,7 @@ class S3BlobStore:
     def _aside(self, digest: str) -> str:
         return f"{self._prefix}aside/{check_digest(digest)}"
 
-    def _put(self, digest: str, source: Path | BinaryIO) -> bool:
+    def _put(self, digest: str, source: Path | BinaryIO, told: Told) -> bool:
         key = self._key(digest)
         found = self._stat(digest)
         cut = found is not None and isinstance(source, Path) and source.stat().st_size != found.size
@@ -128,44 +141,78 @@ class S3BlobStore:
         renew = {"ExtraArgs": {"MetadataDirective": "REPLACE", "Metadata": {}}}
         if found is not None and not cut and self._copy(key, key, **renew):
             return False
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                self._write(digest, key, file)
-        else:
-            self._write(digest, key, source)
+        # One after the other, each in several parts at once: what is in memory is bounded by that.
+        with self._writing:
+            if isinstance(source, Path):
+                with source.open("rb") as file:
+                    self._write(digest, key, file, told)
+            else:
+                self._write(digest, key, source, told)
         return True
 
-    def _write(self, digest: str, key: str, source: BinaryIO) -> None:
+    def _write(self, digest: str, key: str, source: BinaryIO, told: Told) -> None:
         first = _read(source, self._part)
         if len(first) < self._part:
             _check(digest, hashlib.sha256(first).hexdigest())
             self._call("put_object", Key=key, Body=first)
+            told(len(first))
             return
-        upload = self._call("create_multipart_upload", Key=key)["UploadId"]
+        upload, there = self._begun(key)
         try:
-            found, parts = self._write_parts(key, upload, first, source)
+            upload = upload or self._call("create_multipart_upload", Key=key)["UploadId"]
+            found, parts = self._write_parts(key, upload, there, first, source, told)
             _check(digest, found)
             self._call("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
-        except BaseException:
+        except BlobCorrupt:
             # What cannot be taken back now, `clean` takes later.
             with suppress(BlobStoreUnavailable, KeyError):
                 self._call("abort_multipart_upload", Key=key, UploadId=upload)
             raise
+        except KeyError:
+            # Somebody else has gone on with the same upload, and ended it.
+            if self._stat(digest) is None:
+                raise BlobStoreUnavailable(f"{self!r}: the upload was ended by somebody else; push again") from None
 
-    def _write_parts(self, key: str, upload: str, first: bytes, source: BinaryIO) -> tuple[str, list[dict[str, Any]]]:
-        """Sends parts while the next ones are read and hashed; at most a few are in memory."""
+    def _begun(self, key: str) -> tuple[str, Mapping[int, Mapping[str, Any]]]:
+        """The latest upload of a blob that was interrupted, and its parts by number; "" where there is none, or nobody
+        may ask."""
+        try:
+            uploads = self._call("list_multipart_uploads", Prefix=key).get("Uploads", ())
+            latest = max((each for each in uploads if each["Key"] == key), key=lambda each: each["Initiated"])
+            parts: dict[int, Mapping[str, Any]] = {}
+            more: dict[str, int] = {}
+            while True:
+                page = self._call("list_parts", Key=key, UploadId=latest["UploadId"], **more)
+                parts |= {each["PartNumber"]: each for each in page.get("Parts", ())}
+                if not page.get("IsTruncated"):
+                    return latest["UploadId"], parts
+                more = {"PartNumberMarker": page["NextPartNumberMarker"]}
+        except (BlobStoreUnavailable, KeyError, ValueError):  # the last one: of nothing there is no latest
+            return "", {}
+
+    def _write_parts(
+        self,
+        key: str,
+        upload: str,
+        there: Mapping[int, Mapping[str, Any]],
+        first: bytes,
+        source: BinaryIO,
+        told: Told,
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Sends parts that are not there, while the next ones are read and hashed; at most a few are in memory."""
         hasher = hashlib.sha256()
         parts: list[Future[dict[str, Any]]] = []
         under_way: set[Future[dict[str, Any]]] = set()
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="s3-part") as pool:
             chunk = first
             while chunk:
-                if len(parts) == _MAX_PARTS:
+                number = len(parts) + 1
+                if number > _MAX_PARTS:
                     raise BlobStoreUnavailable(
                         f"{self!r}: a blob of more than {_MAX_PARTS} parts of {self._part} bytes"
                     )
                 hasher.update(chunk)
-                parts.append(pool.submit(self._write_part, key, upload, len(parts) + 1, chunk))
+                parts.append(pool.submit(self._write_part, key, upload, number, chunk, there.get(number), told))
                 under_way.add(parts[-1])
                 if len(under_way) > _PARTS_AT_ONCE:
                     done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -174,9 +221,15 @@ class S3BlobStore:
                 chunk = _read(source, self._part)
             return hasher.hexdigest(), [each.result() for each in parts]
 
-    def _write_part(self, key: str, upload: str, number: int, chunk: bytes) -> dict[str, Any]:
-        answer = self._call("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=chunk)
-        return {"PartNumber": number, "ETag": answer["ETag"]}
+    def _write_part(
+        self, key: str, upload: str, number: int, chunk: bytes, there: Mapping[str, Any] | None, told: Told
+    ) -> dict[str, Any]:
+        etag = there["ETag"] if there is not None else ""
+        # Where the bucket encrypts, an ETag is no MD5: these parts are sent again.
+        if not etag or etag.strip('"') != hashlib.md5(chunk, usedforsecurity=False).hexdigest():
+            etag = self._call("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=chunk)["ETag"]
+        told(len(chunk))
+        return {"PartNumber": number, "ETag": etag}
 
     def _get(self, digest: str, sink: BinaryIO) -> int:
         hasher = hashlib.sha256()

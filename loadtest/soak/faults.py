@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from services.cli.mesh.callgraph import calls
+from libs.authority.callgraph import calls
 
 KILL, FREEZE, PART, FULL, SKEW = "kill", "freeze", "partition", "full disk", "skewed clock"
 WEIGHTS = {KILL: 6, FREEZE: 3, PART: 3, FULL: 1, SKEW: 2}

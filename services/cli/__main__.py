@@ -32,6 +32,7 @@ GROUPS: Groups = {
     },
     "Models, rollouts, objectives": {
         "models": {
+            "check": "commands.models_check:check",
             "push": "commands.models_push:push",
             "sign": "commands.models_push:sign_version",
             "verify": "commands.models_push:verify_version",

@@ -131,6 +131,13 @@ def short(moment: str, *, wide: bool = False) -> str:
     return moment[5:16].replace("T", " ") if moment[:4] == today[:4] else moment[:10]
 
 
+def terminal_line(line: str) -> None:
+    """Puts a line in the place of the one before, on a terminal alone; an empty one takes that away."""
+    if sys.stderr.isatty():
+        room = terminal_width() - 1
+        print(f"\r\033[K{printable(line, '')[:room]}", end="", file=sys.stderr, flush=True)
+
+
 def failed(message: str) -> SystemExit:
     """Prints why and gives the exit to raise."""
     warn(f"error: {message}")

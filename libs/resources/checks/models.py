@@ -117,6 +117,7 @@ def _check_provenance(message: pb.ModelVersion) -> Iterator[Fault]:
     yield from check_text(f"{path}.source_uri", provenance.source_uri, 1024)
     yield from check_text(f"{path}.revision", provenance.revision, 200)
     yield from check_text(f"{path}.builder", provenance.builder, 200)
+    yield from check_text(f"{path}.unchecked", provenance.unchecked, 2048)
     if not provenance.base:
         return
     name, _, version = provenance.base.partition("@")

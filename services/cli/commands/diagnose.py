@@ -27,8 +27,8 @@ def diagnose(
     Exit code 1 when something binds. With --from all scrapes of the folder are gone through: what lasts over several is
     said to hold since the first of them.
     """
-    from libs.diagnosis import follow
-    from services.cli.observe import scraping, words
+    from libs.diagnosis import follow, words
+    from services.cli.observe import scraping
 
     try:
         taken = scraping.kept(source) if source else _taken(seconds, save)

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from libs.resources.forms import plain
 from services.cli import calls
-from services.cli.app import Argument, DryRun, Json, Option, Reason
+from services.cli.app import Argument, DryRun, Json, Option, Reason, say
+from services.cli.commands.models_check import ask
 from services.cli.commands.models_derive import Said, derive
 from services.cli.commands.models_registry import (
     Store,
@@ -22,7 +23,7 @@ from services.cli.commands.models_registry import (
     trust_policies,
     version_called,
 )
-from services.cli.output import failed, print_fields, print_json
+from services.cli.output import failed, print_fields, print_json, terminal_line
 
 _KEY = "--key"
 Keys = Annotated[
@@ -34,10 +35,12 @@ Keys = Annotated[
 def push(
     folder: Annotated[Path, Argument("The model's folder.")],
     predicts: Said,
-    name: Annotated[str, Option(help="Its name; else as manifest.json says.")] = "",
-    version: Annotated[str, Option(help="Its version; likewise.")] = "",
-    tier: Annotated[str, Option(help="fast or quality; else that of the base, or of the newest of its name.")] = "",
-    pool: Annotated[str, Option(help="The worker pool that serves it; likewise.")] = "",
+    name: Annotated[str, Option(help="Its name; else as manifest.json says, or the folder is called.")] = "",
+    version: Annotated[str, Option(help="Its version; likewise, of a download the revision.")] = "",
+    tier: Annotated[
+        str, Option(help="fast or quality; else as its base, the newest of its name, or all of its pool.")
+    ] = "",
+    pool: Annotated[str, Option(help="The worker pool that serves it; likewise, or the only one.")] = "",
     architecture: Annotated[str, Option(help="Its class in transformers; else as config.json says.")] = "",
     context_length: Annotated[int, Option(least=0, help="Tokens of its context; likewise.")] = 0,
     namespace: Annotated[str, Option(help='Whose keys sign it; empty is "default".')] = "",
@@ -58,6 +61,9 @@ def push(
     repair: Annotated[
         bool, Option("--repair", help="Read what the blob store has already, and replace what is damaged.")
     ] = False,
+    unchecked: Annotated[
+        bool, Option("--unchecked", help="Push it though no engine of its pool can serve it; its record says so.")
+    ] = False,
     blobs: Store = "",
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -65,12 +71,17 @@ def push(
 ) -> None:
     """Make a folder a model version: files to the blob store, signed, registered.
 
+    The folder may be a snapshot in Hugging Face's cache. Whether an engine of its pool can serve it is checked before
+    anything is uploaded (`weir models check`); what no engine reads is left out.
+
     Of a model that predicts the format, inputs and outputs are read out of its file, by a process of its own, and it
     is asked for what it gives for golden rows; what was found out is printed. Pickles are refused.
 
     Again with the same content nothing happens; other content under a name and version that exist is refused."""
     from libs.artifacts import BlobError, FolderError, Options, PushError, full_name, unread
     from libs.artifacts import push as push_folder
+    from libs.artifacts.making import complete
+    from libs.artifacts.progress import Meter, size_in_words
 
     said = Options(
         name=name,
@@ -92,8 +103,12 @@ def push(
     if unsigned and key:
         raise failed("--unsigned and --key exclude one another")
     keys = [] if unsigned else signing_keys(key)
-    known = list(calls.snapshot("models").model_versions.values())
+    there = calls.snapshot("models", "endpoints")
+    known, workers = list(there.model_versions.values()), there.endpoints_of("worker")
     store = open_blobs(blobs)
+
+    notes: Sequence[str] = ()
+    meter = Meter(time.monotonic, terminal_line)
 
     async def work(said: Options) -> Any:
         async def put(version: Any, trial: bool) -> Any:
@@ -101,16 +116,22 @@ def push(
 
         try:
             return await push_folder(
-                folder, store, said, keys, register=put, known=known, dry_run=dry_run, repair=repair
+                folder, store, said, keys, register=put, known=known, dry_run=dry_run, repair=repair, watch=meter
             )
         finally:
+            terminal_line("")
             await store.close()
 
     try:
         with TemporaryDirectory(prefix="weir-push-") as place, calls.service() as registry:
             found = derive(folder, predicts, Path(place))
             if found is not None:
-                said = replace(said, prediction=found.spec, added=found.added)
+                said, made_up = replace(said, prediction=found.spec, added=found.added), found.lines
+            else:
+                said, made_up = complete(folder, said, known, {each.pool for each in workers})
+            if found is None and not repair:
+                why, notes = _checked(folder, said, workers, unchecked)
+                said = replace(said, unchecked=why)
             pushed = asyncio.run(work(said))
     except (PushError, FolderError, BlobError) as error:
         raise failed(str(error)) from error
@@ -122,14 +143,40 @@ def push(
             {**plain(made, unset=True), "uploaded": uploaded, "uploaded_bytes": uploaded_bytes, "dry_run": dry_run}
         )
         return
-    if found is not None:
-        print_fields(found.lines)
+    print_fields(made_up)
+    for path in unread(folder):
+        say(f"not sent, since no engine reads it: {path} ({size_in_words((folder / path).stat().st_size)})")
+    for note in notes:
+        say(f"note: {note}")
+    if said.unchecked:
+        say(f"though no engine can serve it: {said.unchecked}")
     verb = "would be" if dry_run else "is"
-    if left_out := unread(folder):
-        print(f"not sent, since no engine reads it: {', '.join(left_out)}")
-    files = f"{len(made.artifacts)} files, {_size(sum(each.bytes for each in made.artifacts))}"
-    sent = "" if dry_run else f"; {uploaded} new ({_size(uploaded_bytes)})" if uploaded else "; none new"
+    new = f"{size_in_words(uploaded_bytes)}, {size_in_words(meter.rate)}/s"
+    files = f"{len(made.artifacts)} files, {size_in_words(sum(each.bytes for each in made.artifacts))}"
+    sent = "" if dry_run else f"; {uploaded} new ({new})" if uploaded else "; none new"
     print(f"{full_name(made)} {verb} registered: {files}{sent}; digest {made.digest[:12]}, {_signed(made)}")
+
+
+def _checked(folder: Path, said: Any, workers: Sequence[Any], anyway: bool) -> tuple[str, Sequence[str]]:
+    """Why no engine of its pool can serve it, where it is to be pushed nevertheless; and what else there is to know.
+
+    :raises SystemExit: none can, and it is not.
+    """
+    from libs.artifacts.making import context_of
+    from libs.artifacts.verdicts import against
+
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return "", ()  # what it adapts was checked
+    engines = sorted({each.engine for each in workers if each.pool == said.pool})
+    told = ask(folder, context_of(folder, said))
+    why = against(told, engines)
+    if not why or anyway:
+        return "; ".join(why)[:2000], told["notes"]
+    whose = f"of pool {said.pool} ({', '.join(engines)})" if engines else "(its pool has no workers yet)"
+    raise failed(
+        "\n  ".join((f"no engine {whose} can serve {folder}; nothing was uploaded:", *why))
+        + "\n--unchecked pushes it nevertheless, and its record says why it cannot be served"
+    )
 
 
 def sign_version(
@@ -219,12 +266,3 @@ def _signed(version: Any) -> str:
 def _key_name(trust: Any, key_id: str) -> str:
     note = next((key.note for key in trust.keys if key.key_id == key_id), "")
     return f"{key_id[:12]} ({note})" if note else key_id[:12]
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "B" else f"{count} B"
-        size /= 1000
-    return f"{size:.3g} GB"

@@ -1,15 +1,19 @@
-"""What the commands of `weir models` share: versions and trust in the registry, blobs, keys."""
+"""What the commands of `weir models` share: versions and trust in the registry, blobs, keys, looks at folders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from libs.children.alone import run_alone
 from services.cli import calls
 from services.cli.app import Option
 from services.cli.output import failed
 
+_SECONDS = 300.0
+"""For a child that has 120 of processor time."""
 Store = Annotated[str, Option("--blobs", metavar="URI", help="Another blob store than the mesh's.")]
 
 
@@ -74,3 +78,21 @@ def signing_keys(paths: Sequence[Path]) -> list[Any]:
         return [read_key(path) for path in paths or default]
     except KeyFileError as error:
         raise failed(str(error)) from error
+
+
+def ask_alone(module: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process of its own says of a folder: libraries that parse a stranger's files do it there.
+
+    :raises SystemExit: it says that something is wrong, or comes to no end.
+    """
+    try:
+        tried = run_alone(module, json.dumps(asked).encode(), seconds=_SECONDS)
+    except TimeoutError:
+        raise failed(f"the model could not be read within {_SECONDS:.0f} s") from None
+    if tried.returncode:
+        why = f"signal {-tried.returncode}" if tried.returncode < 0 else tried.stderr.decode(errors="replace")[-500:]
+        raise failed(f"the process that read the model died: {why}")
+    told: dict[str, Any] = json.loads(tried.stdout)
+    if "fault" in told:
+        raise failed(told["fault"])
+    return told

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from libs import xds_bootstrap
+from libs.authority.callgraph import calls, workloads_call
 from libs.authority.identity import Identity, Operator, etcd_user
 from libs.authority.stores import ROOT_USER, ROWS, Row
 from libs.config import TlsFiles
 from libs.pki import EDGE, dns_names
-from services.cli.mesh.callgraph import calls, workloads_call
 from services.cli.mesh.plan import CLIENT
 from services.cli.mesh.sites import FOLDER, Container
 from services.cli.mesh.units import Plan, Unit

@@ -39,8 +39,10 @@ class Mesh:
     async def trust_own_key(self) -> None:
         await self.weir("keys", "trust", str(self.state / "secrets" / "model-signing.key.pub"), "--note", "ours")
 
-    def change_weights(self, content: str) -> None:
-        (self.folder / "model.safetensors").write_text(content)
+    def change_weights(self, numbers: str) -> None:
+        """The last ones of the last tensor."""
+        path = self.folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[: -len(numbers)] + numbers.encode())
 
     def stored_blobs(self) -> int:
         return sum(1 for path in self.blobs.rglob("*") if path.is_file())
@@ -86,14 +88,14 @@ async def test_push(mesh: Mesh, tmp_path: Path) -> None:
     for each in second["artifacts"]:
         record.artifacts.add(path=each["path"], sha256=each["sha256"], bytes=each["bytes"], role=each["role"])
     await fetch(record, open_store(mesh.blobs.as_uri()), tmp_path / "fetched")
-    assert (tmp_path / "fetched" / "model.safetensors").read_text() == "others"
+    assert (tmp_path / "fetched" / "model.safetensors").read_bytes().endswith(b"others")
 
 
 async def test_pushes_that_are_refused(mesh: Mesh) -> None:
     nowhere = await mesh.weir("push", str(mesh.state / "nowhere"))
     assert (nowhere.code, "is no folder" in nowhere.err) == (1, True)
-    nameless = await mesh.weir("push", str(mesh.folder))
-    assert (nameless.code, "does not say its name" in nameless.err) == (1, True)
+    unversioned = await mesh.weir("push", str(mesh.folder))
+    assert (unversioned.code, "does not say its version" in unversioned.err) == (1, True)
     bad = await mesh.push("1", "--safety-policy", "gone@1")
     assert (bad.code, "m@1 spec.safety_policies[0]" in bad.err) == (1, True)
     assert (await mesh.push("1", "--metric", "loss")).code == 1

@@ -28,6 +28,7 @@ from libs.artifacts import (
     upload,
     verify,
 )
+from libs.artifacts.blobs import untold
 
 FILES = {
     "config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}),
@@ -53,9 +54,9 @@ class Watched(LocalBlobStore):
         self.before_put: Callable[[Path], None] = lambda path: None
         self.fail_after = 1000
 
-    async def put(self, digest: str, source: Any) -> bool:
+    async def put(self, digest: str, source: Any, told: Any = untold) -> bool:
         self.before_put(source)
-        return await super().put(digest, source)
+        return await super().put(digest, source, told)
 
     async def get(self, digest: str, sink: BinaryIO) -> int:
         if len(self.got) >= self.fail_after:

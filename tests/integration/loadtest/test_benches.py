@@ -25,6 +25,7 @@ BENCHES = {
     "overload": "loadtest.bench_overload --smoke",
     "peers": "loadtest.bench_peers --smoke --only envoy weir",
     "predict": "loadtest.bench_predict --smoke",
+    "push": "loadtest.bench_push --smoke",
     "quota": "loadtest.bench_quota --smoke",
     "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
     "restore": "loadtest.drill_restore --quick",

@@ -146,7 +146,7 @@ class World:
 
     # The blob store.
 
-    async def put(self, digest: str, source: Any) -> bool:
+    async def put(self, digest: str, source: Any, told: Any = None) -> bool:
         await Pause()
         # As a store does it: first a look, then the copy; the two are not one step.
         there = digest in self.blobs_at

@@ -91,8 +91,8 @@ def test_nothing_of_the_folder_where_one_stands_is_run(
     monkeypatch.chdir(tmp_path)
     spec = {"steps": [{"format": "torch", "path": "m.pt2"}]}
     with pytest.raises(SystemExit):
-        models_derive._child({"folder": ".", "prediction": spec, "max_rows": None, "golden": "", "to": "golden.json"})
+        models_derive._ask({"folder": ".", "prediction": spec, "max_rows": None, "golden": "", "to": "golden.json"})
     assert "the manifest must say those of others" in capsys.readouterr().err
     with pytest.raises(FolderError, match="chat_template"):
-        folders._try_template("{% if %}")
+        folders._render("{% if %}")
     assert not (tmp_path / "mark").exists()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+from libs.authority.callgraph import calls
 from loadtest.soak.faults import DURABLE, FOREIGN, FULL, KILL, PART, SECONDS, SKEW, WEIGHTS, faults
-from services.cli.mesh.callgraph import calls
 
 SERVICES = {
     "etcd": "etcd",

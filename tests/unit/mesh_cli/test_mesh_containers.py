@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from libs.authority.callgraph import calls
 from libs.config import load
 from libs.service.certificate import check_certificate
 from services.cli.__main__ import COMMANDS, call
 from services.cli.app import parameters, resolve
 from services.cli.mesh import initial
-from services.cli.mesh.callgraph import calls
 from services.cli.mesh.rendering import described
 from services.cli.mesh.site import ROOT, load_topology, profiles
 from services.cli.mesh.sites import Container

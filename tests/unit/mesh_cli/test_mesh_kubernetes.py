@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from libs.authority.callgraph import calls
 from libs.manifests import kubernetes
-from services.cli.mesh.callgraph import calls
 from services.cli.mesh.rendering import described
 from services.cli.mesh.sites import Container
 from tests.support.engine import ROOT

@@ -367,18 +367,20 @@ class ColumnSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., categorical: _Optional[bool] = ..., categories: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Provenance(_message.Message):
-    __slots__ = ("source_uri", "revision", "builder", "built_at", "base")
+    __slots__ = ("source_uri", "revision", "builder", "built_at", "base", "unchecked")
     SOURCE_URI_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     BUILDER_FIELD_NUMBER: _ClassVar[int]
     BUILT_AT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     source_uri: str
     revision: str
     builder: str
     built_at: _timestamp_pb2.Timestamp
     base: str
-    def __init__(self, source_uri: _Optional[str] = ..., revision: _Optional[str] = ..., builder: _Optional[str] = ..., built_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., base: _Optional[str] = ...) -> None: ...
+    unchecked: str
+    def __init__(self, source_uri: _Optional[str] = ..., revision: _Optional[str] = ..., builder: _Optional[str] = ..., built_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., base: _Optional[str] = ..., unchecked: _Optional[str] = ...) -> None: ...
 
 class Artifact(_message.Message):
     __slots__ = ("path", "sha256", "bytes", "role")

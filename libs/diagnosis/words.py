@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from libs.diagnosis import Cost, Diagnosis, Evidence, Finding, Remedy
+from libs.diagnosis.diagnosis import Diagnosis
+from libs.diagnosis.findings import Cost, Evidence, Finding, Remedy
 from libs.resources.quantities import show_usd
 
 _COSTS = {Cost.NOTHING: "nothing", Cost.PROCESS: "a process", Cost.ACCELERATOR: "a worker"}
