@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -77,6 +77,8 @@ class ChatTemplate:
             texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
             self.literals = "\0".join(texts)
             """Text that stands in the template."""
+            self.variables = _asked_for(tree)
+            """What it takes from outside, the conversation among it."""
             self._template = _ENVIRONMENT.from_string(tree)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
@@ -101,6 +103,15 @@ class ChatTemplate:
             raise TemplateError(error.message or type(error).__name__) from error
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template fails ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+def _asked_for(tree: nodes.Template) -> frozenset[str]:
+    """Variables that it looks up; of those that it sets itself, the ones of which it asks first whether they are."""
+    names = {each.name for each in tree.find_all(nodes.Name) if each.ctx != "load"}
+    looks = [each.node for each in tree.find_all(nodes.Test) if each.name in ("defined", "undefined", "none")]
+    looks += [each.node for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
+    asked = {each.name for each in looks if isinstance(each, nodes.Name)}
+    return frozenset(meta.find_undeclared_variables(tree) - (names - asked))
 
 
 class _Generation(Extension):
