@@ -56,6 +56,8 @@ _COMPARING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 _ENLARGING = {"e": 5, "escape": 5, "forceescape": 5, "urlencode": 200}
 _PER_PART = 700
 """Units of what such a filter does with a part."""
+_ASKING = _words("defined undefined none default d")
+"""Tests and filters that ask whether there is something."""
 _TESTS = _words("""
     != < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper
 """)
@@ -122,9 +124,8 @@ def _told(what: str, error: Exception) -> str:
 def _asked_for(tree: nodes.Template) -> frozenset[str]:
     """Variables that it looks up; of those that it sets itself, the ones of which it asks first whether they are."""
     names = {each.name for each in tree.find_all(nodes.Name) if each.ctx != "load"}
-    looks = [each.node for each in tree.find_all(nodes.Test) if each.name in ("defined", "undefined", "none")]
-    looks += [each.node for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
-    asked = {each.name for each in looks if isinstance(each, nodes.Name)}
+    looks = [each for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in _ASKING]
+    asked = {each.node.name for each in looks if isinstance(each.node, nodes.Name)}
     return frozenset(meta.find_undeclared_variables(tree) - (names - asked))
 
 

@@ -77,16 +77,17 @@ class TextModel:
         :raises WeirError: INVALID_REQUEST when the model has no chat template, or the template refuses the messages or
             leaves out something of them, which is named.
         """
-        if self._chat is None:
+        chat, control = self._chat, self._control
+        if chat is None:
             message = "this model has no chat template; use completions"
             raise WeirError(Reason.INVALID_REQUEST, message, limit="messages")
-        self._chat.check(messages, options)
-        texts, control = texts_of(messages, options), self._control
+        chat.check(messages, options)
+        texts = texts_of(messages, options)
         plain = options is PLAIN and all(message.plain for message in messages)
         # Beside a template's own "<|" a name such as "end" is one. No template puts contents there, nor two in a row.
         joining = not plain and any(map(control.part, texts))
         if not (joining or options.continued or any(map(control.spelled, texts))):
-            return _ids(self._tokenizer, self._chat.render(messages, options))
+            return _ids(self._tokenizer, chat.render(messages, options))
         # A user who writes "<|end|>" must not end the turn: it goes through the template between two marks, and is
         # tokenised apart. The template sees all else as it is.
         marks = free_marks(texts, 3)
@@ -97,7 +98,7 @@ class TextModel:
 
         def rendered(change: Change) -> list[str]:
             given = [message.mapped(change) for message in messages]
-            return between(self._chat.render(given, options.mapped(change), tail), begin, end)
+            return between(chat.render(given, options.mapped(change), tail), begin, end)
 
         parts = rendered(lambda text: control.marked(text, begin, end))
         if joining:
