@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.filters import do_round
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from libs.chat_template.budget import CALL, MAX_CHARACTERS, PART, bounded, charge, made, out_of_bounds, size
@@ -17,6 +18,8 @@ from libs.chat_template.budget import CALL, MAX_CHARACTERS, PART, bounded, charg
 _WIDEST = 1000
 """Of a format's widths and precisions, and of indentation."""
 _LONGEST_LIST = 10_000
+_PER_LIST = 200
+"""Units of a list that is made for a few parts."""
 _DIRECTIVE = re.compile(r"%(?:\([^()]*\))?[#0\- +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.DOTALL)
 """Of printf's formats, as Python reads them."""
 _DATE = re.compile(r"%[-_^#0]?([aAbBcCdDeFgGhHIjklmMnNpPrRsStTuUVwWxXyYzZ%])|[^%]")
@@ -161,6 +164,14 @@ def times(left: Any, right: Any) -> Any:
     return left * right
 
 
+def rounded(value: float, precision: int = 0, method: str = "common") -> float:
+    """The filter round, which takes ten to the power of the precision."""
+    if abs(precision) > 64:
+        out_of_bounds()
+    charge(CALL // 2)
+    return do_round(value, precision, method)  # type: ignore[arg-type]  # it looks at the method
+
+
 def few(filter_: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that makes as many lists as it is told."""
 
@@ -168,8 +179,8 @@ def few(filter_: Callable[..., Any]) -> Callable[..., Any]:
     def bounded_filter(value: Any, count: int, *more: Any, **named: Any) -> Any:
         if count > _LONGEST_LIST:
             out_of_bounds()
-        charge(PART * count)
-        return filter_(value, count, *more, **named)
+        charge(_PER_LIST * count)
+        return filter_(turns(value, _PER_LIST), count, *more, **named)
 
     return bounded_filter
 
@@ -189,11 +200,11 @@ def watched(
 
     @functools.wraps(function)
     def charged(*arguments: Any, **named: Any) -> Any:
-        cost = CALL // 2
+        cost = CALL // 2 + PART * len(arguments)
         for each in arguments:
             if isinstance(each, str):
                 cost += len(each) * character
-            elif isinstance(each, list | tuple | Mapping) and not isinstance(each, jinja2.runtime.Context):
+            elif isinstance(each, Collection) and not isinstance(each, jinja2.runtime.Context):
                 cost += part * len(each) + (size(each) if deep else 0)
         charge(cost)
         if part > PART:  # of what filters before it let through, too
@@ -223,12 +234,13 @@ class _Dict:
     """`dict`, without what a class would show."""
 
     def __call__(self, *values: Any, **named: Any) -> dict[Any, Any]:
+        charge(size(values))  # what becomes a key is hashed, with all that is in it
         made_of = dict(*values, **named)
         charge(PART * len(made_of))
         return made_of
 
-    def fromkeys(self, *values: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*values)
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys((bounded(each) for each in turns(keys, CALL)), value)
 
 
 class BoundedNamespace(Namespace):
@@ -237,6 +249,7 @@ class BoundedNamespace(Namespace):
     def __init__(*values: Any, **named: Any) -> None:
         self, *rest = values
         attributes = dict(*rest, **named)
+        charge(PART * len(attributes))
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)

@@ -66,6 +66,12 @@ class _Metered(NodeTransformer):
             operand.expr = _looked_at(operand.expr)
         return node
 
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        for pair in node.items:
+            pair.key = _looked_at(pair.key)
+        return node
+
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _through("_sliced", node) if isinstance(node.arg, nodes.Slice) else node

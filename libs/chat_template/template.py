@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
+from jinja2.filters import sync_do_slice
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
@@ -34,6 +36,9 @@ def _words(text: str) -> frozenset[str]:
 
 MAX_SOURCE = 256 << 10
 """Characters of a template."""
+MAX_TOKENS = 16 << 10
+"""Words and signs of a template's program: a popular one has 3,000 at most, and Python takes 60 microseconds and 4 kB
+for each to compile it."""
 _PLAIN = _words("""
     capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower
     isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind rindex
@@ -43,14 +48,16 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _SPLITTING = frozenset({"rsplit", "split", "splitlines"})
 _TEXT_METHODS = _PLAIN | _PADDING | _SPLITTING | {"format", "join", "replace"}
 """What a template may call of strings."""
-_WITHOUT_LOOKING = _words("abs attr count d default first float int last length round safe")
+_WITHOUT_LOOKING = _words("abs attr count d default first float int last length safe")
 _AT_ONCE = _words("capitalize items lower reverse title trim truncate upper wordcount")
 """Filters that look at a text once, or at how many parts a list has."""
 _ONE_BY_ONE = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 _COMPARING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
-_ENLARGING = {"e": 5, "escape": 5, "forceescape": 5, "urlencode": 9}
+_ENLARGING = {"e": 5, "escape": 5, "forceescape": 5, "urlencode": 200}
 _PER_PART = 700
 """Units of what such a filter does with a part."""
+_ASKING = _words("defined undefined none default d")
+"""Tests and filters that ask whether there is something."""
 _TESTS = _words("""
     != < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper
 """)
@@ -67,7 +74,8 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         """Compiles a template.
 
-        :raises TemplateError: it is no Jinja, too long, or uses what conversations do not need.
+        :raises TemplateError: it is no Jinja, or none that Python compiles; it is too long, or uses what conversations
+            do not need.
         """
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has more than {MAX_SOURCE} characters")
@@ -77,9 +85,13 @@ class ChatTemplate:
             texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)]
             self.literals = "\0".join(texts)
             """Text that stands in the template."""
+            self.variables = _asked_for(tree)
+            """What it takes from outside, the conversation among it."""
             self._template = _ENVIRONMENT.from_string(tree)
-        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
-            raise TemplateError(str(error) or type(error).__name__) from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(error.message or type(error).__name__) from error
+        except Exception as error:  # of any kind: a stranger's program, which Jinja hands to Python as it finds it
+            raise TemplateError(_told("cannot be compiled", error)) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
         """The conversation as text, open for the assistant's turn. `names` are variables such as `bos_token`.
@@ -96,11 +108,35 @@ class ChatTemplate:
                     if length > MAX_CHARACTERS:
                         out_of_bounds()
                     parts.append(part)
-            return "".join(parts)
+            text = "".join(parts)
+            text.encode()  # half a surrogate pair is no text, which a template may hold and no caller
+            return text
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or type(error).__name__) from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise TemplateError(f"the chat template fails ({type(error).__name__}: {str(error)[:200]})") from error
+        except Exception as error:  # likewise
+            raise TemplateError(_told("fails", error)) from error
+
+
+def _told(what: str, error: Exception) -> str:
+    return f"the chat template {what} ({type(error).__name__}: {str(error)[:200]})"
+
+
+def _asked_for(tree: nodes.Template) -> frozenset[str]:
+    """Variables that it looks up; of those that it sets itself, the ones of which it asks first whether they are."""
+    names = {each.name for each in tree.find_all(nodes.Name) if each.ctx != "load"}
+    looks = [each for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in _ASKING]
+    asked = {each.node.name for each in looks if isinstance(each.node, nodes.Name)}
+    return frozenset(meta.find_undeclared_variables(tree) - (names - asked))
+
+
+class _Bounds(Extension):
+    """Ends the reading of a template that goes on for too long."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:  # type: ignore[override]
+        for count, token in enumerate(stream):
+            if count >= MAX_TOKENS:
+                raise jinja2.TemplateSyntaxError(f"the chat template has more than {MAX_TOKENS} tokens", token.lineno)
+            yield token
 
 
 class _Generation(Extension):
@@ -135,6 +171,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return metered(super()._parse(source, name, filename))
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, str | int):
+            charge(size(argument))  # it is hashed
+        return super().getitem(obj, argument)
+
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is functions.BoundedNamespace and not attribute.startswith("_"):
             try:  # the library asks five times what kind of object it is, each time through the namespace
@@ -153,18 +194,22 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "**" and (abs(right) > 64 or abs(left) > 1 << 32):
             out_of_bounds()
         if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            made(len(left) + len(right))
+            made((len(left) + len(right)) * (1 if isinstance(left, str) else 8))
         return number(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
-        charge(CALL)
+        charge(CALL + PART * (len(arguments) + len(named)))
         of = getattr(function, "__self__", None)
         if isinstance(of, str):
             # Inside of loops and blocks Jinja passes their variables, which no string's method takes.
             given = {name: each for name, each in named.items() if name not in ("_loop_vars", "_block_vars")}
             return self._call_text(of, getattr(function, "__name__", ""), *arguments, **given)
+        if isinstance(of, Collection):
+            charge(PART * len(of))  # of a dictionary, say, copy
         if isinstance(of, list | tuple):
             charge(size(of))  # count and index compare
+        if of is not None:
+            charge(size(arguments))  # with these, or hash them: values may share parts
         return super().call(context, function, *arguments, **named)
 
     def _call_text(self, text: str, method: str, *arguments: Any, **named: Any) -> Any:
@@ -189,6 +234,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
             return attr in _TEXT_METHODS
+        if isinstance(obj, int | float):
+            return False  # to_bytes makes as many as it is told
         return super().is_safe_attribute(obj, attr, value)
 
 
@@ -218,7 +265,7 @@ def _environment() -> _Environment:
         lstrip_blocks=True,
         optimized=False,  # or constants would be folded, unbounded, while a template is compiled
         finalize=jinja2.pass_context(_shown),
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        extensions=[_Bounds, _Generation, "jinja2.ext.loopcontrols"],
     )
     own = environment.filters
     environment.filters = {
@@ -239,7 +286,8 @@ def _environment() -> _Environment:
         "join": jinja2.pass_environment(_join),
         "list": _listed,
         "replace": functions.replace,
-        "slice": functions.few(own["slice"]),
+        "round": functions.rounded,
+        "slice": functions.few(sync_do_slice),
         "string": _text,
         "sum": functions.total,
         "tojson": functions.to_json,

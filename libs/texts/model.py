@@ -5,34 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from libs.chat_template import ChatTemplate, TemplateError, chosen
 from libs.errors import Reason, WeirError
+from libs.texts.control import ControlTokens, between, free_marks
+from libs.texts.conversation import PLAIN, Change, ChatMessage, ChatOptions, texts_of
 from libs.texts.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_alphabet
+from libs.texts.rendering import ChatRenderer
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_NONCHARACTERS = [chr(each) for each in range(0xFDD0, 0xFDF0)]
-"""Of no language (Unicode, chapter 23.7): two of them stand around what callers wrote that spells a control token."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """SentencePiece's."""
-_TRIALS = tuple(
-    tuple({"role": role, "content": "x"} for role in roles)
-    for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",), ("tool",))
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation."""
-
-    role: str
-    content: str
 
 
 class TextModelError(Exception):
@@ -62,19 +49,16 @@ class TextModel:
             raise TextModelError(f"tokenizer: {error}") from error
         try:
             template = chosen(files.get("chat_template.jinja"), config, older)
-            self._template = ChatTemplate(template) if template else None
+            self._chat = ChatRenderer(ChatTemplate(template), self._names) if template else None
         except TemplateError as error:
             raise TextModelError(f"chat_template: {error}") from error
         every = self._tokenizer.get_added_tokens_decoder().values()
-        written = self._written()
-        added = [each for each in every if each.special or (each.content in written and not each.content.isspace())]
-        self._control = _any_of(token.content for token in added)
-        self._plain = _without(spec, {token.content for token in added})
-        # Some are looked for in the normalised text, where "＜s＞" is one too.
-        normal = self._tokenizer.normalizer
-        folded = [token.content for token in added if token.normalized] if normal is not None else []
-        self._normalised = normal.normalize_str if folded else None
-        self._folded = _any_of(normal.normalize_str(content) for content in folded)
+        written = self._chat.written if self._chat is not None else ""
+        self._control = ControlTokens(
+            [each for each in every if each.special or (each.content in written and not each.content.isspace())],
+            self._tokenizer,
+        )
+        self._plain = _without(spec, set(self._control.contents))
         vocabulary, decoder = self._tokenizer.get_vocab(), spec.get("decoder") or {}
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
         special = {token.content for token in every if token.special}
@@ -87,34 +71,45 @@ class TextModel:
         spelt in the text are plain text."""
         return _ids(self._plain, text, framed=True)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN) -> list[int]:
         """Tokens of a conversation, rendered with the chat template and open for the assistant's turn.
 
-        :raises WeirError: INVALID_REQUEST when the model has no chat template or the template refuses the messages.
+        :raises WeirError: INVALID_REQUEST when the model has no chat template, or the template refuses the messages or
+            leaves out something of them, which is named.
         """
-        if not any(self._spells_control(message.content) for message in messages):
-            return _ids(self._tokenizer, self._render(messages))
+        chat, control = self._chat, self._control
+        if chat is None:
+            message = "this model has no chat template; use completions"
+            raise WeirError(Reason.INVALID_REQUEST, message, limit="messages")
+        chat.check(messages, options)
+        texts = texts_of(messages, options)
+        plain = options is PLAIN and all(message.plain for message in messages)
+        # Beside a template's own "<|" a name such as "end" is one. No template puts contents there, nor two in a row.
+        joining = not plain and any(map(control.part, texts))
+        if not (joining or options.continued or any(map(control.spelled, texts))):
+            return _ids(self._tokenizer, chat.render(messages, options))
         # A user who writes "<|end|>" must not end the turn: it goes through the template between two marks, and is
         # tokenised apart. The template sees all else as it is.
-        contents = "".join(message.content for message in messages)
-        free = (each for each in _NONCHARACTERS if each not in contents)
-        begin, end = next(free, ""), next(free, "")
-        if not end:
+        marks = free_marks(texts, 3)
+        if len(marks) < 3:
             message = "control tokens cannot be told from text in a message that has all of U+FDD0 to U+FDEF"
             raise WeirError(Reason.INVALID_REQUEST, message, limit="messages")
-        rendered = self._render([ChatMessage(m.role, self._marked(m.content, begin, end)) for m in messages])
+        begin, end, tail = marks
+
+        def rendered(change: Change) -> list[str]:
+            given = [message.mapped(change) for message in messages]
+            return between(chat.render(given, options.mapped(change), tail), begin, end)
+
+        parts = rendered(lambda text: control.marked(text, begin, end))
+        if joining:
+            # With all that may be a part of one apart: where that makes a difference, one was.
+            apart = rendered(lambda t: f"{begin}{t}{end}" if control.part(t) else control.marked(t, begin, end))
+            parts = parts if self._own(parts) == self._own(apart) else apart
         ids: list[int] = []
-        # What a template does to a text may part two marks: one alone is left out, and still parts what is beside it.
-        for position, part in enumerate(re.split(f"{begin}([^{begin}{end}]*){end}|{begin}|{end}", rendered)):
+        for position, part in enumerate(parts):
             if part:
                 ids += self._inside(self._plain if position % 2 else self._tokenizer, part, first=not ids)
         return ids
-
-    def _marked(self, content: str, begin: str, end: str) -> str:
-        if self._control.search(content):
-            return self._control.sub(f"{begin}\\g<0>{end}", content)
-        # Only when it is normalised, where nobody can say what is what.
-        return f"{begin}{content}{end}" if self._spells_control(content) else content
 
     def _inside(self, tokenizer: Tokenizer, text: str, *, first: bool) -> list[int]:
         """The tokens of a text behind others: SentencePiece puts a blank before the first word of a text."""
@@ -124,15 +119,9 @@ class TextModel:
         ids = _ids(tokenizer, "\n" + text)
         return ids[len(lead) :] if lead and ids[: len(lead)] == lead else _ids(tokenizer, text)
 
-    def _written(self) -> str:
-        """What the template writes: its literals, and what it makes of a few conversations."""
-        if self._template is None:
-            return ""
-        texts = [self._template.literals]
-        for trial in _TRIALS:
-            with suppress(TemplateError):
-                texts.append(self._template.render(trial, self._names))
-        return "\0".join(texts)
+    def _own(self, parts: Sequence[str]) -> list[str]:
+        """The template's control tokens."""
+        return [each for part in parts[::2] for each in self._control.found(part)]
 
     def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word as they are at the beginning of a text and behind a blank: each spelling once, and no
@@ -141,11 +130,6 @@ class TextModel:
         texts = [text for word in begins for text in (word, f" {word}")]
         found = self._plain.encode_batch_fast(texts, add_special_tokens=False)
         return tuple(dict.fromkeys(tuple(each.ids) for each in found if each.ids))
-
-    def _spells_control(self, content: str) -> bool:
-        if self._control.search(content):
-            return True
-        return self._normalised is not None and bool(self._folded.search(self._normalised(content)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text that tokens spell; special tokens spell nothing."""
@@ -168,16 +152,6 @@ class TextModel:
                 return raw.decode("utf-8", "replace"), raw
             text = text.replace(_SPACE, " ")
         return text, text.encode()
-
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        if self._template is None:
-            raise WeirError(
-                Reason.INVALID_REQUEST, "this model has no chat template; use completions", limit="messages"
-            )
-        try:
-            return self._template.render([{"role": m.role, "content": m.content} for m in messages], self._names)
-        except TemplateError as error:
-            raise WeirError(Reason.INVALID_REQUEST, f"messages: {error}", limit="messages") from error
 
 
 def _byte_table(vocabulary: Mapping[str, int], size: int, special: Set[str]) -> list[bytes]:
@@ -204,11 +178,6 @@ def _without(spec: dict[str, Any], control: Set[str]) -> Tokenizer:
     plain = Tokenizer.from_str(json.dumps(spec))
     plain.encode_special_tokens = True
     return plain
-
-
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Finds any of the words; nothing where there are none."""
-    return re.compile("|".join(map(re.escape, words)) or r"(?!)")
 
 
 def _token_text(value: Any) -> str:

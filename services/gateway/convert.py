@@ -11,7 +11,7 @@ from libs.cursor import Trail
 from libs.deadlines import to_duration
 from libs.texts import ChatMessage
 from services.gateway.policy.events import ChoiceUpdate, End, Logprob, Usage
-from services.gateway.policy.parameters import check_role, invalid
+from services.gateway.policy.parameters import invalid, known_role
 from services.gateway.policy.resuming import ends
 from services.gateway.policy.spec import Parameters, Spec, Structure
 from services.gateway.request import Accepted
@@ -36,14 +36,13 @@ def to_spec(message: inference_pb2.GenerationSpec) -> Spec:
         or (kind == "token_ids" and not message.token_ids.ids)
     ):
         raise invalid("input", "is missing")
-    for position, one in enumerate(message.chat.messages):
-        check_role(one.role, position)
+    turns = [ChatMessage(known_role(m.role, at), m.content) for at, m in enumerate(message.chat.messages)]
     given = message.parameters
     values: dict[str, Any] = {name: getattr(given, name) for name in _SCALARS if given.HasField(cast(Any, name))}
     return Spec(
         model=message.model,
         operation="generate",
-        messages=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
+        messages=tuple(turns) if kind == "chat" else None,
         prompt=message.prompt if kind == "prompt" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         parameters=Parameters(

@@ -172,9 +172,9 @@ async def encode(text: TextModel, spec: Spec, inline_chars: int) -> list[int]:
         return list(spec.token_ids)
     texts = spec.texts()
     long = sum(map(len, texts)) + _MESSAGE_CHARS * len(texts) > inline_chars
-    given: Any = spec.prompt if spec.messages is None else spec.messages
+    given: tuple[Any, ...] = (spec.prompt,) if spec.messages is None else (spec.messages, spec.chat)
     to_ids: Any = text.encode if spec.messages is None else text.encode_chat
-    ids: list[int] = await asyncio.to_thread(to_ids, given) if long else to_ids(given)
+    ids: list[int] = await asyncio.to_thread(to_ids, *given) if long else to_ids(*given)
     if not ids:
         raise invalid("prompt", "is empty")
     return ids

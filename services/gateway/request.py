@@ -24,7 +24,7 @@ from libs.outcomes import ArmKey, Begun
 from libs.quota import Price, PriceBook
 from libs.routing import Route, RouteRequest
 from libs.telemetry.tracing import Span
-from libs.texts import ChatMessage, TextModel
+from libs.texts import TextModel
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Usage
 from services.gateway.policy.spec import BoundParameters, Spec
@@ -256,11 +256,13 @@ def with_texts(spec: Spec, texts: tuple[str, ...] | None) -> Spec:
     """
     if texts is None:
         return spec
+    asked = 1 if spec.messages is None else len(spec.texts())
+    if len(texts) != asked:
+        raise ValueError(f"safety returned {len(texts)} texts for {asked}")
     if spec.messages is not None:
-        messages = tuple(ChatMessage(m.role, new) for m, new in zip(spec.messages, texts, strict=True))
-        return replace(spec, messages=messages)
-    if len(texts) != 1:
-        raise ValueError(f"safety returned {len(texts)} texts for one")
+        new = iter(texts)
+        messages = tuple([message.mapped(lambda _: next(new)) for message in spec.messages])
+        return replace(spec, messages=messages, chat=spec.chat.mapped(lambda _: next(new)))
     return replace(spec, prompt=texts[0], token_ids=None)
 
 

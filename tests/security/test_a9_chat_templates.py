@@ -1,14 +1,27 @@
 """A9: chat templates come with model files; none of them may occupy the gateway, whatever it nests or repeats."""
 
 import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import Environment
+from jinja2.lexer import Lexer
 
 from libs.artifacts import FolderError, Options, describe
 from libs.chat_template import ChatTemplate, TemplateError, budget
+from libs.chat_template.template import MAX_SOURCE, MAX_TOKENS
 
 CONVERSATION = [{"role": "user", "content": "Hello"}]
+HOARD = (
+    "{{% set n = namespace(l=[]) %}}{{% for i in range(9999) %}}{{% for j in range(99) %}}"
+    "{{% set n.l = [n.l, {}] %}}{{% endfor %}}{{% endfor %}}"
+)
+SHARED = (
+    "{% set n = namespace(a=(1, 2), b=(1, 2)) %}{% for i in range(60) %}"
+    "{% set n.a = (n.a, n.a) %}{% set n.b = (n.b, n.b) %}{% endfor %}"
+)
 BOMBS = {
     "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}"
     "{% endfor %}{% endfor %}",
@@ -64,6 +77,28 @@ BOMBS = {
     "columns": "{{ [0] | slice(100000000) | list | length }}",
     "a name in a namespace": "{{ namespace(__class__=1) }}",
     "a namespace's class": "{{ namespace(a=1).__class__.__mro__[-1].__subclasses__() }}",
+    "many dictionaries": HOARD.format("dict.fromkeys(range(9999))"),
+    "copies of a dictionary": HOARD.format("dict.fromkeys(range(9999)).copy()"),
+    "copies of a namespace": "{% set d = dict.fromkeys(range(999) | map('string') | list) %}"
+    + HOARD.format("namespace(d)"),
+    "sorted ranges": HOARD.format("range(9999) | sort"),
+    "lists of one": HOARD.format("range(9999) | batch(1) | list"),
+    "empty lists": HOARD.format("[1] | slice(9999) | list"),
+    "sums of lists in turn": "{% set m = [0] * 400000 %}" + HOARD.format("m + [i]"),
+    "many arguments": "{% set m = [0] * 400000 %}" + HOARD.format("cycler(*m)"),
+    "searches of a range": HOARD.format("range(9999).count('a')"),
+    "texts of wide characters": HOARD.format("('\U0001f600' ~ i) * 100000"),
+    "a key that shares its parts": SHARED + "{{ {n.a: 1} }}",
+    "an item that shares its parts": SHARED + "{{ messages[0][n.a] }}",
+    "a search for what shares its parts": SHARED + "{{ messages[0].get(n.a) }}",
+    "keys that share their parts": SHARED + "{{ dict.fromkeys([n.a]) }}",
+    "pairs that share their parts": SHARED + "{{ dict([(n.a, 1)]) }}",
+    "changes of what shares its parts": SHARED
+    + "{% for i in range(2) %}{{ loop.changed(n.a if i else n.b) }}{% endfor %}",
+    "a precision of tens": "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "a precision of tens below": "{{ 5 | round(-1000000000) }}",
+    "bytes of a number": "{{ (1).to_bytes(1000000000, 'big') }}",
+    "a block that calls itself": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
     "methods": "{% set a = 'a' * 4000000 %}{% for i in range(9999) %}{% if a.upper() %}{% endif %}{% endfor %}",
 }
 ESCAPES = {
@@ -87,6 +122,107 @@ ESCAPES = {
 
 @pytest.mark.parametrize("source", [*BOMBS.values(), *ESCAPES.values()], ids=[*BOMBS, *ESCAPES])
 def test_a9_a_template_out_of_bounds_is_stopped(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source).render(CONVERSATION, {})
+
+
+@pytest.mark.parametrize("name", [name for name, source in BOMBS.items() if "set n.l = [n.l, " in source])
+def test_a9_what_it_may_keep_is_bounded(name: str) -> None:
+    """A unit of work makes four bytes at most: a character of the widest kind, or half a place in a list."""
+    template = ChatTemplate(BOMBS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError, match="more than is allowed"):
+            template.render(CONVERSATION, {})
+        assert tracemalloc.get_traced_memory()[1] < 4 * budget.WORK + (32 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+PROGRAMS = {
+    "outputs": "{{a}}",
+    "branches": "{% if a %}x{% endif %}",
+    "assignments": "{% set a=1 %}",
+    "macros": "{% macro m() %}{% endmacro %}",
+    "blocks of training": "{% generation %}{% endgeneration %}",
+    "blanks between": "   {%- set a=1 -%}   ",
+}
+CHAINS = {
+    "branches of one": ("{% if a %}", "{% elif a %}", "{% endif %}"),
+    "comparisons": ("{{ 1", "<1", " }}"),
+    "parts of a text": ("{{ a", "~a", " }}"),
+    "a list": ("{{ [1", ",1", "] }}"),
+    "a dictionary": ("{{ {1:1", ",1:1", "} }}"),
+    "sums": ("{{ 1", "+1", " }}"),
+    "filters": ("{{ a", "|e", " }}"),
+    "attributes": ("{{ a", ".a", " }}"),
+    "calls": ("{{ a", "()", " }}"),
+    "brackets": ("{{ ", "[", " }}"),
+    "signs": ("{{ ", "-", "1 }}"),
+    "targets": ("{% set a", ",a", " = messages %}"),
+    "outputs of a loop": ("{% for a in b %}", "{{ loop.index }}", "{% endfor %}"),
+}
+LONG = {name: unit * (MAX_SOURCE // len(unit)) for name, unit in PROGRAMS.items()}
+LONG |= {
+    name: first + unit * ((MAX_SOURCE - len(first + last)) // len(unit)) + last
+    for name, (first, unit, last) in CHAINS.items()
+}
+
+
+@pytest.mark.parametrize("source", LONG.values(), ids=LONG)
+def test_a9_a_program_of_256k_characters_is_refused_before_it_is_compiled(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    wrap: Any = Lexer.wrap
+
+    def counted(*given: Any) -> Any:
+        for token in wrap(*given):
+            read.append(token.type)
+            yield token
+
+    monkeypatch.setattr(Lexer, "wrap", counted)
+    monkeypatch.setattr(Environment, "compile", lambda *given: pytest.fail("it was compiled"))
+    with pytest.raises(TemplateError, match=r"tokens|RecursionError"):
+        ChatTemplate(source)
+    assert len(read) <= MAX_TOKENS + 2  # streams look one ahead
+
+
+TEXTS = {
+    "words": "word " * (MAX_SOURCE // 5),
+    "lines": " \n" * (MAX_SOURCE // 2),
+    "braces and signs": "{ % # } " * (MAX_SOURCE // 8),
+    "comments": "{##}" * (MAX_SOURCE // 4),
+    "a string": "{{ '" + "\\\\" * (MAX_SOURCE // 2 - 4) + "' }}",
+    "blanks in a tag": "{%" + " " * (MAX_SOURCE - 30) + "if a %}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("source", TEXTS.values(), ids=TEXTS)
+def test_a9_text_of_256k_characters_is_no_program(source: str) -> None:
+    assert ChatTemplate(source).render(CONVERSATION, {}) is not None
+    with pytest.raises(TemplateError, match="characters"):
+        ChatTemplate(source + "x" * MAX_SOURCE)
+
+
+UNUSABLE = {
+    "loops too deep for Python": "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+    "branches too deep for Python": "{% if a %}" * 120 + "{% endif %}" * 120,
+    "branches too deep for Jinja": "{% if a %}" * 5000 + "{% endif %}" * 5000,
+    "a number of too many digits": "{{ " + "1" * 5000 + " }}",
+    "a name that Python keeps": "{{ f(__debug__=1) }}",
+    "an argument twice": "{{ f(a=1, a=2) }}",
+    "a parameter twice": "{% macro m(a, a) %}{% endmacro %}",
+    "an end of no loop": "{% break %}",
+    "a next turn out of a call": "{% for a in b %}{% call f() %}{% continue %}{% endcall %}{% endfor %}",
+    "a number beyond numbers": "{{ 1.5e999999 }}",
+    "half a character": "{{ '\ud800' }}",
+}
+
+
+@pytest.mark.parametrize("source", UNUSABLE.values(), ids=UNUSABLE)
+def test_a9_what_python_makes_nothing_of_is_refused_as_a_template(source: str) -> None:
+    """As an error of the template's, which gateways log and do not try again at once."""
     with pytest.raises(TemplateError):
         ChatTemplate(source).render(CONVERSATION, {})
 

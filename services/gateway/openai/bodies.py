@@ -49,11 +49,26 @@ class Part(msgspec.Struct):
     refusal: str | None = None
 
 
+class Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    function: Function
+    id: str | None = None
+    type: str = "function"
+
+
 class Message(msgspec.Struct):
     role: str
     content: str | list[Part] | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw = ABSENT
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     function_call: msgspec.Raw = ABSENT
     audio: msgspec.Raw = ABSENT
 
@@ -125,6 +140,11 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -46,6 +46,7 @@ class Field(NamedTuple):
 
 OPENAI, VLLM, LITELLM, WEIR = "OpenAI", "vLLM", "LiteLLM", "Weir"
 NOT_OFFERED = "not offered by this server"
+_TEMPLATE = "the model's template"
 
 
 def _honoured(of: str, paths: str, note: str = "") -> tuple[Field, ...]:
@@ -157,7 +158,11 @@ CHAT = (
     *_harmless(OPENAI, "prompt_cache_retention prompt_cache_options", "for speed only"),
     *_refused(OPENAI, "modalities", ["text"]),
     *_refused(OPENAI, "verbosity", "medium"),
-    *_refused(OPENAI, "reasoning_effort", "none"),
+    *_honoured(
+        OPENAI,
+        "reasoning_effort",
+        f"`reasoning_effort` of {_TEMPLATE}; `none` turns `enable_thinking` or `thinking` off and never fails",
+    ),
     *_refused(OPENAI, "audio moderation web_search_options"),
     *_refused(OPENAI, "tools functions", []),
     *_refused(
@@ -174,19 +179,40 @@ CHAT = (
         OPENAI, "messages[].content", "a text or parts of type `text` and `refusal`; an assistant's may be null"
     ),
     *_honoured(OPENAI, "messages[].refusal", "an assistant's: text of its turn"),
-    *_harmless(OPENAI, "messages[].name messages[].tool_call_id", "no template shows it"),
-    *_harmless(
-        VLLM, "messages[].reasoning messages[].reasoning_content", "templates leave out what was thought before"
+    *_honoured(OPENAI, "messages[].name", f"of roles whose name {_TEMPLATE} shows"),
+    *_honoured(
+        OPENAI,
+        "messages[].tool_call_id",
+        f"a tool's; where {_TEMPLATE} tells results by their order, they come in that of the calls",
     ),
-    *_refused(OPENAI, "messages[].tool_calls", []),
+    *_honoured(
+        VLLM,
+        "messages[].reasoning messages[].reasoning_content",
+        f"an assistant's, one for the other: what {_TEMPLATE} shows; "
+        "before the last question it may be left out, as templates do",
+    ),
+    *_honoured(OPENAI, "messages[].tool_calls", f"an assistant's, at most 128, where {_TEMPLATE} shows calls"),
+    *_honoured(OPENAI, "messages[].tool_calls[].id"),
+    *_honoured(OPENAI, "messages[].tool_calls[].type", "`function`; others are refused"),
+    *_honoured(OPENAI, "messages[].tool_calls[].function messages[].tool_calls[].function.name"),
+    *_honoured(
+        OPENAI,
+        "messages[].tool_calls[].function.arguments",
+        "a JSON object, as text or as it is: at most 1,024 values, 16 deep",
+    ),
     *_refused(OPENAI, "messages[].function_call messages[].audio"),
     *_harmless(VLLM, "media_io_kwargs", "there are only texts"),
     *_harmless(VLLM, "include_reasoning", "there is no reasoning"),
-    *_refused(VLLM, "echo continue_final_message add_special_tokens", False),
-    *_refused(VLLM, "add_generation_prompt", True),
+    *_honoured(
+        VLLM,
+        "chat_template_kwargs",
+        f"variables of {_TEMPLATE}, such as `enable_thinking` (true or false): at most 32, of 1,024 values, 16 deep",
+    ),
+    *_honoured(VLLM, "documents", f"where {_TEMPLATE} knows documents: at most 128, each of texts by name"),
+    *_honoured(VLLM, "add_generation_prompt", f"false where {_TEMPLATE} makes a difference of it"),
+    *_honoured(VLLM, "continue_final_message", "not beside `add_generation_prompt: true`"),
+    *_refused(VLLM, "echo add_special_tokens", False),
     *_refused(VLLM, "chat_template"),
-    *_refused(VLLM, "chat_template_kwargs", {}),
-    *_refused(VLLM, "documents", []),
     *_refused(VLLM, "best_of", 1),
 )
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from libs.errors import Reason, WeirError
 from libs.structured_output import regex_of
-from libs.texts import ChatMessage
 from services.gateway.openai.bodies import (
     CHAT_BODY,
     CHAT_REFUSALS,
@@ -23,14 +22,13 @@ from services.gateway.openai.bodies import (
     COMPLETION_REFUSALS,
     EMBEDDING_BODY,
     EMBEDDING_REFUSALS,
-    MESSAGE_REFUSALS,
     STREAM_OPTIONS_REFUSALS,
     STRUCTURED_OUTPUTS_REFUSALS,
     GenerationBody,
-    Message,
     ResponseFormat,
 )
-from services.gateway.policy.parameters import MAX_BIASES, check_role, invalid
+from services.gateway.openai.conversation import message_of, options_of
+from services.gateway.policy.parameters import MAX_BIASES, invalid
 from services.gateway.policy.spec import Parameters, Spec, Structure
 
 _MISSING = re.compile(r"missing required field `([^`]+)`$")
@@ -56,7 +54,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 _biases = msgspec.json.Decoder(dict[str, float])
-_PARTS = ("text", "refusal")
 MAX_LISTED = 128
 """Choices of all prompts of one completion."""
 _BIAS_BYTES = 64 * MAX_BIASES
@@ -77,13 +74,19 @@ def parse_chat(body: bytes, *, client_request_id: str = "") -> OpenAIRequest:
     most, field = given.max_tokens, "max_tokens"
     if given.max_completion_tokens is not None and (most is None or given.max_completion_tokens < most):
         most, field = given.max_completion_tokens, "max_completion_tokens"
-    messages = tuple([ChatMessage(_role(m, i), _content(m, i)) for i, m in enumerate(given.messages)])
+    messages = tuple([message_of(message, at) for at, message in enumerate(given.messages)])
     logprobs = (given.top_logprobs or 0) if given.logprobs else None
     parameters = _parameters(
         given, max_tokens=most, max_tokens_field=field, logprobs=logprobs, logprobs_field="top_logprobs"
     )
+    chat = options_of(given)
     return _request(
-        given, operation="chat", messages=messages, parameters=parameters, client_request_id=client_request_id
+        given,
+        operation="chat",
+        messages=messages,
+        chat=chat,
+        parameters=parameters,
+        client_request_id=client_request_id,
     )
 
 
@@ -279,31 +282,6 @@ def _logit_bias(given: msgspec.Raw) -> dict[int, float]:
     if any(not 0 <= token < 2**32 for token in bias):
         raise invalid("logit_bias", "keys must be token ids")
     return bias
-
-
-def _role(message: Message, position: int) -> str:
-    check_role(message.role, position)
-    # OpenAI's newer name for the same thing; open models were trained with the older one.
-    return "system" if message.role == "developer" else message.role
-
-
-def _content(message: Message, position: int) -> str:
-    """The text of a turn. An assistant's that was nothing but a refusal, or nothing, is just that: histories are sent
-    back as they came."""
-    MESSAGE_REFUSALS.check(message, f"messages[{position}]")
-    assistant = message.role == "assistant"
-    refusal = message.refusal or "" if assistant else ""
-    if isinstance(message.content, str):
-        return message.content + refusal
-    field = f"messages[{position}].content"
-    if message.content is None:
-        if not assistant:
-            raise invalid(field, "is missing")
-        return refusal
-    texts = [part.text if part.type == "text" else part.refusal for part in message.content if part.type in _PARTS]
-    if len(texts) < len(message.content) or None in texts:
-        raise invalid(field, "only parts of type text and refusal are offered by this server")
-    return "".join(filter(None, texts)) + refusal
 
 
 def _inputs(given: str | list[Any], field: str) -> list[str | tuple[int, ...]]:

@@ -43,14 +43,16 @@ def invalid(field: str, message: str) -> WeirError:
     return WeirError(Reason.INVALID_REQUEST, f"{field}: {message}", limit=field)
 
 
-def check_role(role: str, position: int) -> None:
-    """Check the role of a message. Templates put it into the prompt as it is, between a turn's marks: any other word
-    could spell a special token there, such as "end".
+def known_role(role: str, position: int) -> str:
+    """The role of a message, as templates know it. They put it into the prompt as it is, between a turn's marks: any
+    other word could spell a special token there, such as "end".
 
     :raises WeirError: INVALID_REQUEST.
     """
     if role not in ROLES:
         raise invalid(f"messages[{position}].role", f"must be one of {', '.join(ROLES)}")
+    # OpenAI's newer name for the same thing; open models were trained with the older one.
+    return "system" if role == "developer" else role
 
 
 def check_parameters(given: Parameters) -> None:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from libs.callers import bounded
 from libs.cursor import Cursor
-from libs.texts import ChatMessage
+from libs.texts import ChatMessage, ChatOptions
+from libs.texts.conversation import PLAIN, texts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     operation: str  # "chat", "completion", "generate" or "embed"
     messages: tuple[ChatMessage, ...] | None = None
+    chat: ChatOptions = PLAIN
+    """Of messages: what their template is told beside them."""
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     inputs: tuple[str | tuple[int, ...], ...] = ()
@@ -93,7 +96,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     def texts(self) -> list[str]:
         """The user's words, for the safety filter; empty for token ids, which only a tokenizer can spell."""
         if self.messages is not None:
-            return [message.content for message in self.messages]
+            return texts_of(self.messages, self.chat)
         return [self.prompt] if self.prompt is not None else []
 
 

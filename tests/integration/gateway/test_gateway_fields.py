@@ -12,6 +12,7 @@ from tests.support.leaves import Rig
 from tests.support.native_stream import ids, taken
 from tests.support.openai_call import Streaming, chat
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 GRAMMAR = 'start: "a" | "b"'
 
 
@@ -99,6 +100,15 @@ async def test_h1_a_guided_output_is_asked_of_the_worker(
         ({"min_tokens": 100_000}, "min_tokens", "the output has at most"),
         ({"tool_choice": "required"}, "tool_choice", "only allowed when 'tools' are specified"),
         ({"logits_processors": ["x"]}, "logits_processors", "not offered"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+            "this model's chat template has no such variable",
+        ),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "has no such variable"),
+        ({"documents": [{"text": "x"}]}, "documents", "knows no documents"),
+        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name", "shows no names"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "shows no calls"),
     ],
 )
 async def test_h1_what_cannot_be_done_is_refused_by_name_before_it_costs_anything(

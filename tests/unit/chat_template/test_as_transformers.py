@@ -46,6 +46,10 @@ CONSTRUCTS = {
     "filters": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"
     "{{ messages | rejectattr('extra') | list | length }}{{ [3, 1] | sort }}{{ [1, 1] | unique | list }}{{ [1, 2] | sum }}"
     "{{ messages | map('length') | list }}{{ messages | groupby('role') | map('first') | list }}{{ 'a b' | wordcount }}",
+    "parts of lists": "{{ [1, 2, 3] | slice(2) | list }}{{ [1, 2, 3] | slice(2, 0) | list }}{{ range(3) | batch(2, 'x') | list }}"
+    "{{ range(3) | sort(reverse=true) }}{{ range(3) | reverse | list }}{{ messages[0] | items | list }}{{ messages[0].copy() }}",
+    "keys": "{{ {'a': 1, 2: 3}[2] }}{{ {1.5: 2}[1.5] }}{{ (1, 2) in {(1, 2): 3} }}{{ dict.fromkeys([1, 2], 3) }}{{ dict([('a', 1)]) }}",
+    "rounding": "{{ 1.237 | round(2) }}{{ 1.21 | round(1, 'ceil') }}{{ 5 | round(-1) }}{{ 2.5 | round }}{{ 1 | round(method='x') }}",
     "padding": "{{ 'a\nb' | indent(2) }}{{ 'a\n\nb' | indent(first=true) }}{{ 'x' | center(5) }}{{ 'x'.ljust(3) }}{{ '7'.zfill(3) }}",
     "methods of strings": "{{ 'a-b'.partition('-') }}{{ 'AbC'.swapcase() }}{{ 'ß'.casefold() }}{{ 'a b'.title() }}"
     "{{ 'xax'.strip('x') }}{{ 'abcb'.rfind('b') }}{{ '1'.isnumeric() }}",

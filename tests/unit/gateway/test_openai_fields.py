@@ -11,8 +11,11 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types import embedding_create_params as embeddings
 from openai.types.chat import chat_completion_assistant_message_param as assistant
+from openai.types.chat import chat_completion_message_function_tool_call_param as tool_call
 from openai.types.chat import chat_completion_stream_options_param as stream_options
+from openai.types.chat import chat_completion_system_message_param as system
 from openai.types.chat import chat_completion_tool_message_param as tool
+from openai.types.chat import chat_completion_user_message_param as user
 from openai.types.chat import completion_create_params as chats
 from openai.types.shared_params import response_format_json_schema as response_format
 
@@ -57,6 +60,10 @@ def typed(module: ModuleType, prefix: str) -> set[str]:
         (CHAT, "stream_options", stream_options, "ChatCompletionStreamOptions"),
         (CHAT, "messages[]", assistant, "ChatCompletionAssistantMessage"),
         (CHAT, "messages[]", tool, "ChatCompletionToolMessage"),
+        (CHAT, "messages[]", system, "ChatCompletionSystemMessage"),
+        (CHAT, "messages[]", user, "ChatCompletionUserMessage"),
+        (CHAT, "messages[].tool_calls[]", tool_call, "ChatCompletionMessageFunctionToolCall"),
+        (CHAT, "messages[].tool_calls[].function", tool_call, "Function"),
         (CHAT, "response_format", response_format, "ResponseFormatJSONSchema"),
         (CHAT, "response_format.json_schema", response_format, "JSONSchema"),
     ],
@@ -80,6 +87,8 @@ def test_every_parameter_of_its_newest_major_has_a_verdict() -> None:
         (COMPLETION, "", bodies.CompletionBody),
         (EMBEDDING, "", bodies.EmbeddingBody),
         (CHAT, "messages[]", bodies.Message),
+        (CHAT, "messages[].tool_calls[]", bodies.ToolCall),
+        (CHAT, "messages[].tool_calls[].function", bodies.Function),
         (CHAT, "stream_options", bodies.StreamOptions),
         (CHAT, "structured_outputs", bodies.StructuredOutputs),
         (CHAT, "response_format", bodies.ResponseFormat),

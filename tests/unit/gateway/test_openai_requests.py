@@ -257,8 +257,6 @@ def test_h2_histories_are_taken_as_clients_send_them_back() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}, "tool_calls"),
-        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "c", "type": "function"}]}, "tool_calls"),
         ({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}, "function_call"),
         ({"role": "assistant", "content": None, "audio": {"id": "a"}}, "audio"),
         ({"role": "user", "content": None}, "content"),
