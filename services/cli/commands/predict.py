@@ -33,9 +33,9 @@ def predict(
     """Ask a model for predictions through the edge.
 
     A row of a CSV file is a row of the model's one matrix, or has a column per input, named in its head; the answer is
-    such a file. A matrix's columns have no names to be held against a head: it is refused unless you say that they are
-    in the model's order (--skip-head). With --json inputs are an object by name, {"features": [[…]]}, and so are the
-    outputs.
+    such a file. Columns of a matrix are put in order by a head where the model has names for them, and others are left
+    out; where it has none a head is refused unless you say that they are in the model's order (--skip-head). With
+    --json inputs are an object by name, {"features": [[…]]} or columns by theirs, and so are the outputs.
     """
     if as_csv == as_json:
         raise UsageError("say what the file holds: --csv or --json, one of them")

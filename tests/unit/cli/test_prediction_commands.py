@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from weir.client._tensors import Column, Declared
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rows import RowsError, parts_of
 from services.cli.app import UsageError
 from services.cli.commands import predict, predictors
 from services.cli.output import table_lines
-
-
-class Declared(NamedTuple):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
 
 MATRIX = [Declared("features", "FP32", (-1, 2))]
 TEXT = [Declared("text", "BYTES", (-1,))]
@@ -56,6 +50,8 @@ def test_columns_that_have_names_are_put_in_order_and_others_left_out() -> None:
     assert repr(list(parts_of(lines, NAMED, 9))) == "[{'t': [[1.0, 2.0], [nan, 4.0]]}]"
     assert list(parts_of([["b", "a"], ["2", "1"]], NAMED, 9, skip_head=True)) == [{"t": [[2.0, 1.0]]}]
     assert list(parts_of([["3", "4"]], NAMED, 9)) == [{"t": [[3.0, 4.0]]}]
+    asked = [Declared("t", "FP32", (-1, 2), (Column("a"), Column("b")))]  # as a predictor tells it
+    assert list(parts_of([["b", "a"], ["2", "1"]], asked, 9)) == [{"t": [[1.0, 2.0]]}]
 
 
 @pytest.mark.parametrize(
