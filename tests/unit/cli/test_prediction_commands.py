@@ -94,6 +94,20 @@ def test_inputs_that_are_no_object_of_lists_are_refused(text: str) -> None:
         predict._inputs(text)
 
 
+def test_on_a_terminal_outputs_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    predict._write_rows([{"score": [[0.123456789, 1e-9]], "topic": ["systems"]}, {"score": [[1, 2]], "topic": ["x"]}])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        ["ROW", "score.0", "score.1", "topic"],
+        ["1", "0.123457", "1e-09", "systems"],
+        ["2", "1", "2", "x"],
+    ]
+    predict._write_rows([])
+    assert capsys.readouterr().out == "no rows\n"
+
+
 def test_outputs_are_written_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     predict._write_rows(
         [{"digit": [3, 4], "scores": [[0.5, 0.25], [1.0, 0.0]]}, {"digit": [5], "scores": [[0.0, 1.0]]}]
