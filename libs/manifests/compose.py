@@ -16,7 +16,9 @@ WITH_REPLICAS = tuple(
 )
 """Overrides of the mesh that `compose` takes."""
 MEMORY = {"control": "512m", "predictor": "2g", "engine": "2g", "edge": "512m", "etcd": "512m"}
-"""Limits by image: several times of what was measured (docs/performance.md)."""
+"""Limits by image, where a process's settings do not say them: several times of what was measured
+(docs/performance.md)."""
+_MIB = 1 << 20
 
 _CHOSEN = {"engine": "${WEIR_ENGINE:-engine}", "predictor": "${WEIR_PREDICTOR:-predictor}"}
 """Images in whose place whoever starts the mesh may name another one."""
@@ -176,7 +178,7 @@ def _process(name: str, process: Mapping[str, Any], mesh: Mapping[str, Any]) -> 
             "start_period": f"{2 * probes['seconds_to_ready']:.0f}s",
             "start_interval": "1s",
         },
-        "mem_limit": MEMORY[process["image"]],
+        "mem_limit": f"{most // _MIB}m" if (most := process["memory"]) else MEMORY[process["image"]],
         "stop_grace_period": f"{process['stop_seconds']:.0f}s",
         "restart": "unless-stopped",
     }

@@ -42,9 +42,10 @@ _MARGIN = 10.0
 _FRONT = 18.0
 """Seconds for Envoy's requests to end before it is told to (deploy/images/drain)."""
 _PUBLIC = 443
+_MIB = 1 << 20
 _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "control": ("100m", "160Mi", "768Mi"),
-    # A model in a process of its own is an interpreter more.
+    # The limit of one whose versions have no bound; a model in a process of its own is an interpreter more.
     "predictor": ("500m", "512Mi", "4Gi"),
     "engine": ("1", "2Gi", "8Gi"),
     # Its own bound (--max-heap in its bootstrap) is 1 GiB; the limit is what is left when that failed.
@@ -155,7 +156,7 @@ def _pod(unit: Described) -> Document:
         "env": [*_environment(unit)],
         "ports": [*_ports(unit["ports"])],
         **_probes(unit),
-        "resources": _resources(unit["image"]),
+        "resources": _resources(unit["image"], unit["memory"]),
         "securityContext": _confined(),
         "volumeMounts": mounts,
     }
@@ -200,9 +201,10 @@ def _confined() -> Document:
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
-def _resources(image: str) -> Document:
-    cpu, memory, most = _RESOURCES[image]
-    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": most}}
+def _resources(image: str, most: int | None = None) -> Document:
+    """:param most: bytes that the process may take, where its settings say it."""
+    cpu, memory, usual = _RESOURCES[image]
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": f"{most // _MIB}Mi" if most else usual}}
 
 
 def _environment(unit: Described) -> Iterator[Document]:

@@ -51,7 +51,7 @@ def metadata(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.M
 
 def config(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.ModelConfigResponse:
     """The same as Triton's configuration, whose dimensions leave that of the rows out; an input's rules of values are
-    the parameter `rules.NAME`, in JSON."""
+    the parameter `rules.NAME`, and what is known of its columns is `columns.NAME`, both in JSON."""
     skip = 1 if spec.max_rows else 0
     found = pb.ModelConfig(
         name=name,
@@ -65,9 +65,10 @@ def config(name: str, version: str, spec: registry_pb2.PredictionSpec) -> pb.Mod
     )
     found.parameters["version"].string_value = version
     for tensor in spec.inputs:
-        if tensor.rules:
-            rules = [json_format.MessageToDict(each, preserving_proto_field_name=True) for each in tensor.rules]
-            found.parameters[f"rules.{tensor.name}"].string_value = json.dumps(rules)
+        for what, listed in (("rules", tensor.rules), ("columns", tensor.columns)):
+            if listed:
+                plain = [json_format.MessageToDict(each, preserving_proto_field_name=True) for each in listed]
+                found.parameters[f"{what}.{tensor.name}"].string_value = json.dumps(plain)
     return pb.ModelConfigResponse(config=found)
 
 

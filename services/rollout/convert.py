@@ -118,6 +118,7 @@ def plan(rollout: registry_pb2.Rollout, snapshot: RegistrySnapshot) -> Plan:
             min_samples=shadow.min_samples or _SHADOW_SAMPLES,
         ),
         gates=tuple(gate(each) for each in rollout.gates),
+        predicts=_predicts(rollout.baseline, snapshot),
         alpha=rollout.alpha or _ALPHA,
         max_share=rollout.blast_radius.max_share,
         max_cost=rollout.blast_radius.max_cost_microusd,
@@ -280,6 +281,11 @@ def _distribution(message: pb.Distribution) -> Distribution:
 def _pool(version: str, snapshot: RegistrySnapshot) -> str:
     known = snapshot.model_versions.get(version)
     return known.pool if known is not None else ""
+
+
+def _predicts(version: str, snapshot: RegistrySnapshot) -> bool:
+    known = snapshot.model_versions.get(version)
+    return known is not None and known.HasField("prediction")
 
 
 def _seconds(

@@ -15,7 +15,7 @@ from libs.rows import RowsError
 from libs.rows import parts_of as csv_parts
 from services.cli import config, files
 from services.cli.app import Argument, Option, UsageError, warn
-from services.cli.output import print_json
+from services.cli.output import print_json, print_table
 
 
 def predict(
@@ -33,9 +33,10 @@ def predict(
     """Ask a model for predictions through the edge.
 
     A row of a CSV file is a row of the model's one matrix, or has a column per input, named in its head; the answer is
-    such a file. A matrix's columns have no names to be held against a head: it is refused unless you say that they are
-    in the model's order (--skip-head). With --json inputs are an object by name, {"features": [[…]]}, and so are the
-    outputs.
+    a table on a terminal, and such a file elsewhere. Columns of a matrix are put in order by a head where the model has
+    names for them, and others are left out; where it has none a head is refused unless you say that they are in the
+    model's order (--skip-head). With --json inputs are an object by name, {"features": [[…]]} or columns by theirs, and
+    so are the outputs.
     """
     if as_csv == as_json:
         raise UsageError("say what the file holds: --csv or --json, one of them")
@@ -113,14 +114,22 @@ def _about(told: Any) -> dict[str, Any]:
 
 
 def _write_rows(parts: Sequence[Mapping[str, list[Any]]]) -> None:
-    """Outputs side by side; those of several columns as `scores.0`, `scores.1`, …"""
-    writer = csv.writer(sys.stdout)
-    for number, part in enumerate(parts):
+    """Outputs side by side, those of several columns as `scores.0`, `scores.1`, …: a table on a terminal, else CSV."""
+    titles: list[str] = []
+    lines: list[list[Any]] = []
+    for part in parts:
         columns = {name: values for name, values in part.items() if isinstance(values, list)}
-        if not number:
-            writer.writerow([title for name, values in columns.items() for title in _titles(name, values)])
-        for line in zip(*columns.values(), strict=True):
-            writer.writerow([each for value in line for each in _flat(value)])
+        titles = titles or [title for name, values in columns.items() for title in _titles(name, values)]
+        lines += ([each for value in line for each in _flat(value)] for line in zip(*columns.values(), strict=True))
+    if sys.stdout.isatty():
+        print_table(("ROW", *titles), ((at, *map(_short, line)) for at, line in enumerate(lines, 1)), empty="no rows")
+    elif titles:
+        csv.writer(sys.stdout).writerows([titles, *lines])
+
+
+def _short(value: Any) -> Any:
+    """As people read it; CSV and JSON have every digit."""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _titles(name: str, values: list[Any]) -> list[str]:

@@ -21,6 +21,9 @@ _DURABLE = ("etcd", "audit", "ratelimit", "gateway", "predictor")
 """Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
 that are on their way."""
 _WRITE_BLOBS = ("audit",)
+_BESIDE_MODELS = 1 << 30
+"""Bytes that a process needs beside what its models may take (`memory_bytes`): itself, some 300 MiB, requests that run,
+and a version while it is tried out in a process of its own."""
 _CALLED_ON = {"etcd": "client"}
 """The port that a service is called on, where it is not "grpc"."""
 
@@ -65,7 +68,14 @@ def _process(unit: Unit, plan: Plan, site: Container) -> dict[str, Any]:
         "state": {"path": str(site.state), "durable": service in _DURABLE},
         "blobs": _blobs(site, write=service in _WRITE_BLOBS) if unit.blobs else None,
         "stop_seconds": unit.stop_grace,
+        "memory": _memory(unit),
     }
+
+
+def _memory(unit: Unit) -> int | None:
+    """The bytes that a process may take at most, where its settings bound what it loads; None: the image says."""
+    models = unit.settings.get("memory_bytes", 0)
+    return models + _BESIDE_MODELS if models else None
 
 
 def _image(unit: Unit) -> str:

@@ -17,7 +17,7 @@ from services.rollout.policy.evidence import (
     merge,
     score_bounds,
 )
-from services.rollout.policy.gates import DEFAULT_GATES, gates_of, judge
+from services.rollout.policy.gates import DEFAULT_GATES, PREDICTION_GATES, gates_of, judge
 from services.rollout.policy.phases import GateAction, Kind, Load, Phase, Verdict
 from services.rollout.policy.plan import (
     BASELINE,
@@ -37,6 +37,7 @@ from services.rollout.policy.plan import (
 __all__ = [
     "BASELINE",
     "DEFAULT_GATES",
+    "PREDICTION_GATES",
     "ArmEvidence",
     "ArmPlan",
     "Burn",

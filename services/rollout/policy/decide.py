@@ -193,7 +193,7 @@ def _nevertheless(gates: Sequence[GateStatus], breached: Sequence[GateStatus]) -
     if better:
         gains = words.listed([f"{words.metric_name(s.gate.metric)} by {s.difference:+.3g}" for s in better])
         said = f". {gains} is better than the baseline's, which does not outweigh it"
-    times = [s for s in gates if s.arm in arms and s.gate.metric.startswith(("ttft", "itl", "error_rate"))]
+    times = [s for s in gates if s.arm in arms and s.gate.metric.startswith(("ttft", "itl", "latency", "error_rate"))]
     costly = all(status.gate.metric.startswith("cost") for status in breached)
     if costly and times and not any(status.verdict is Verdict.BREACHED for status in times):
         said += ". Times and errors are no worse than tolerated; it is dearer all the same"

@@ -27,6 +27,16 @@ DEFAULT_GATES = (
 )
 """When a rollout names none. A dearer candidate is not promoted; one that is dearer by more than a quarter is taken
 back. Damaged weights show in how unlikely a model finds its own words: half a nat per token is a factor of 1.6."""
+PREDICTION_GATES = (
+    Gate("error_rate", 0.01),
+    Gate("latency", 0.2),
+    Gate("latency_p95", 0.25),
+    Gate("latency_p99", 0.3, GateAction.HOLD),
+    Gate("cost_per_1k_rows", 0.02, GateAction.HOLD, must_hold=True),
+    Gate("cost_per_1k_rows", 0.25),
+    Gate("burn_rate", 1.0),
+)
+"""Those of a version that predicts: the same, without what only streams have, and so with more of alpha for each."""
 _MIRRORED = frozenset({"error_rate", "cost_per_1k_tokens", "cost_per_1k_rows", "cost_per_request"})
 
 
@@ -59,7 +69,7 @@ class Split:
 
 def gates_of(plan: Plan) -> tuple[Gate, ...]:
     """The rollout's gates, or the default ones."""
-    return plan.gates or DEFAULT_GATES
+    return plan.gates or (PREDICTION_GATES if plan.predicts else DEFAULT_GATES)
 
 
 def present(state: State, arm: str, *, mirrored: bool = False) -> Stage:

@@ -83,7 +83,9 @@ class Plan:
     """Empty: an experiment."""
     shadow: ShadowPlan | None = None
     gates: tuple[Gate, ...] = ()
-    """Empty: `services.rollout.policy.gates.DEFAULT_GATES`."""
+    """Empty: `DEFAULT_GATES` or `PREDICTION_GATES` of `services.rollout.policy.gates`."""
+    predicts: bool = False
+    """Its versions answer predictions, and do not generate."""
     alpha: float = 0.01
     max_share: int = 0
     """Of the arms together, as measured; 0 means all."""

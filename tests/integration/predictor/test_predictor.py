@@ -96,6 +96,23 @@ async def test_an_unmodified_tritonclient_does_what_there_is_to_do(rig: Rig) -> 
     assert "dimension 1" in said["shape"][1]
 
 
+async def test_a_tenant_is_told_of_what_it_may_use_and_of_nothing_else(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        own = pb.ModelGrant(subject="tenant:acme", models=["m"])
+        await rig.put(pb.ModelGrant(subject="all"), own, pb.Tenant(id="globex", plan=pb.PLAN_PAID))
+        await rig.pushed()
+        await rig.loaded()
+        await rig.infer(question(ROWS))
+        for tenant, seen in (("acme", ["m"]), ("globex", [])):
+            headers = tuple((EDGE | {"x-weir-tenant": tenant}).items())
+            index = await rig.stub.RepositoryIndex(oip.RepositoryIndexRequest(), metadata=headers)
+            counted = await rig.stub.ModelStatistics(oip.ModelStatisticsRequest(), metadata=headers)
+            assert [each.name for each in index.models] == seen
+            assert [each.name for each in counted.model_stats] == seen
+        error = await refused(rig, question(ROWS), x_weir_tenant="globex")
+        assert error.reason is Reason.MODEL_NOT_FOUND
+
+
 async def test_two_callers_in_a_batch_get_their_own_rows_and_ids(rig: Rig) -> None:
     rows = np.random.default_rng(8).normal(size=(40, 4)).astype(np.float32)
     requests = []

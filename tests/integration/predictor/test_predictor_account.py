@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from inference import open_inference_pb2 as oip
 from weir.audit.v1 import audit_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
@@ -216,6 +217,30 @@ async def test_who_leaves_while_it_runs_is_billed_what_was_asked_for(
         assert (record.outcome, record.reason, record.rows) == ("cancelled", "CANCELLED", 3)
         await made.settled()
         assert made.report().tokens.remaining == 997
+
+
+async def test_a_storm_of_callers_who_leave_keeps_no_place_and_no_quota(tmp_path: Path) -> None:
+    """Half of them while they wait, half in the moment in which theirs would run."""
+    async with world(tmp_path) as made:
+        predictor, storm = made.rig.predictor, []
+        with made.rig.executors_busy("m@1") as waiting:
+            storm += [asyncio.ensure_future(made.rig.infer(question(X[:1]), seconds=60.0)) for _ in range(200)]
+            await until(lambda: waiting() == 200)
+            for early in storm[::2]:
+                early.cancel()
+            await until(lambda: waiting() == 100)
+        for late in storm[1::2]:
+            late.cancel()
+        ended = await asyncio.gather(*storm, return_exceptions=True)
+        assert {type(each) for each in ended} <= {asyncio.CancelledError, oip.ModelInferResponse}
+        await until(lambda: not predictor._occupancy.entered)
+        assert predictor._predictions.busy() == frozenset()
+        assert predictor._executors._versions["m@1"]._batcher.idle
+        records = await made.records(200)
+        assert {(each.outcome, each.rows) for each in records} <= {("cancelled", 1), ("ok", 1)}
+        await made.settled()
+        await until(lambda: made.report().tokens.remaining == 800)
+        await made.rig.infer(question(X))
 
 
 async def test_while_limiter_and_audit_log_are_away_predictions_go_on_and_are_recorded_later(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import LocalBlobStore, Options, manifest_digest, push, sign
 from libs.shipped import ROOT
-from tests.support.predictor import EDGE, Rig, running
+from tests.support.predictor import EDGE, Rig, running, trees
 
 ROW = [1.0] * 30
 
@@ -56,6 +56,21 @@ async def test_arrays_and_lists_give_the_same(rig: Rig, client: Client) -> None:
     assert one.batch_rows == 3
     assert {"decode", "queue", "compute"} <= set(one.stages)
     assert 0 < one.stages["compute"] < 5
+
+
+async def test_columns_by_name_give_the_same_as_the_matrix(rig: Rig, client: Client) -> None:
+    names = ["age", "city", "income", "tenure"]
+    matrix = pb.TensorSpec(name="features", datatype="FP32", shape=[-1, 4], columns=[{"name": name} for name in names])
+    await rig.pushed(spec=trees(inputs=[matrix]))
+    await rig.loaded()
+    rows = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
+    columns = {name: rows[:, at] for at, name in reversed(list(enumerate(names)))}
+    told = await client.predict("m", columns, timeout=5)
+    assert told["score"].tolist() == (await client.predict("m", {"features": rows}, timeout=5))["score"].tolist()
+    [declared] = await client.inputs("m", timeout=5)
+    assert [column.name for column in declared.columns] == names
+    with pytest.raises(WeirError, match="column 'city' of input 'features' is missing"):
+        await client.predict("m", {"age": [1.0]}, timeout=5)
 
 
 async def test_text_goes_in_and_comes_out(rig: Rig, client: Client) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from weir.client._tensors import Column, Declared
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.rows import RowsError, parts_of
 from services.cli.app import UsageError
 from services.cli.commands import predict, predictors
 from services.cli.output import table_lines
-
-
-class Declared(NamedTuple):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
 
 MATRIX = [Declared("features", "FP32", (-1, 2))]
 TEXT = [Declared("text", "BYTES", (-1,))]
@@ -56,6 +50,8 @@ def test_columns_that_have_names_are_put_in_order_and_others_left_out() -> None:
     assert repr(list(parts_of(lines, NAMED, 9))) == "[{'t': [[1.0, 2.0], [nan, 4.0]]}]"
     assert list(parts_of([["b", "a"], ["2", "1"]], NAMED, 9, skip_head=True)) == [{"t": [[2.0, 1.0]]}]
     assert list(parts_of([["3", "4"]], NAMED, 9)) == [{"t": [[3.0, 4.0]]}]
+    asked = [Declared("t", "FP32", (-1, 2), (Column("a"), Column("b")))]  # as a predictor tells it
+    assert list(parts_of([["b", "a"], ["2", "1"]], asked, 9)) == [{"t": [[1.0, 2.0]]}]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +92,20 @@ def test_a_file_that_does_not_fit_is_refused_by_line(lines: Any, tensors: Any, w
 def test_inputs_that_are_no_object_of_lists_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         predict._inputs(text)
+
+
+def test_on_a_terminal_outputs_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    predict._write_rows([{"score": [[0.123456789, 1e-9]], "topic": ["systems"]}, {"score": [[1, 2]], "topic": ["x"]}])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        ["ROW", "score.0", "score.1", "topic"],
+        ["1", "0.123457", "1e-09", "systems"],
+        ["2", "1", "2", "x"],
+    ]
+    predict._write_rows([])
+    assert capsys.readouterr().out == "no rows\n"
 
 
 def test_outputs_are_written_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from libs.manifests.compose import HARDENED, REPLICATED, WITH_REPLICAS
+from libs.manifests.compose import HARDENED, REPLICATED, WITH_REPLICAS, compose
 from services.cli.mesh.rendering import described
 from services.cli.mesh.site import ROOT, load_topology
 from services.cli.mesh.sites import Container
@@ -55,6 +55,18 @@ def test_another_profile_is_another_container(services: dict[str, Any]) -> None:
     for name in load_topology(ROOT).process:
         assert services[name]["labels"]["weir.profile"] == "${WEIR_PROFILE:-demo}", name
     assert "--profile=${WEIR_PROFILE:-demo}" in services["files"]["command"]
+
+
+def test_a_predictors_models_and_its_container_have_one_bound(services: dict[str, Any]) -> None:
+    for name, process in described(Container(), "demo")["processes"].items():
+        models = process["settings"].get("memory_bytes")
+        assert (process["service"] == "predictor") is bool(models), name
+        if models:
+            limit = services[name]["mem_limit"]
+            assert limit == f"{process['memory'] >> 20}m"
+            assert process["memory"] - models >= 1 << 30, "it needs some itself, and for what it tries out"
+    more = described(Container(plain_edge=True), "demo", (f"predictor-b.memory_bytes={5 << 30}",))
+    assert compose(more)["services"]["predictor-b"]["mem_limit"] == "6144m"
 
 
 def test_logs_do_not_fill_the_disk(services: dict[str, Any]) -> None:

@@ -50,6 +50,16 @@ def test_pods_of_one_service_have_names_and_keys_of_their_own(files: dict[PurePo
     )
 
 
+def test_a_pod_may_take_what_its_settings_bound(files: dict[PurePosixPath, str]) -> None:
+    limits = {
+        service: document(files, f"zone/{service}.yaml")["spec"]["template"]["spec"]["containers"][0]["resources"]
+        for service in ("predictor", "gateway")
+    }
+    models = yaml.safe_load(files[PurePosixPath("zone/config/predictor/config.json")])["memory_bytes"]
+    assert limits["predictor"]["limits"]["memory"] == f"{(models >> 20) + 1024}Mi"
+    assert limits["gateway"]["limits"]["memory"] == "768Mi"
+
+
 def test_what_etcd_or_a_disk_knows_by_name_keeps_its_name(files: dict[PurePosixPath, str]) -> None:
     kinds = {
         path.stem: document(files, str(path))["kind"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
 from services.predictor.formats import LoadError, load
+from services.predictor.formats.onnx import open_session
 from services.predictor.port import Model, ModelError
 from tests.unit.predictor.specs import spec, step
 
@@ -90,6 +92,22 @@ def test_equal_to_onnx_runtime_to_the_bit(folder: Path, x: np.ndarray) -> None:
 @cache
 def _model(folder: Path) -> Model:
     return load(folder, spec(step("onnx", "linear.onnx"), **LINEAR))
+
+
+def test_an_execution_has_one_thread_which_rests_while_nothing_runs(folder: Path) -> None:
+    """Others run at the same time, and threads that spin for work would take what these need."""
+    for threads in (1, 2):
+        chosen = open_session(folder / "linear.onnx", threads, ["CPUExecutionProvider"]).get_session_options()
+        assert (chosen.intra_op_num_threads, chosen.inter_op_num_threads) == (threads, 1)
+        for pool in ("intra_op", "inter_op"):
+            assert chosen.get_session_config_entry(f"session.{pool}.allow_spinning") == "0"
+    given = step("onnx", "linear.onnx", threads="2")
+    assert _threads(load(folder, spec(step("onnx", "linear.onnx"), **LINEAR))) == 1
+    assert _threads(load(folder, spec(given, **LINEAR))) == 2
+
+
+def _threads(model: Any) -> int:
+    return int(model._steps[0]._session.get_session_options().intra_op_num_threads)
 
 
 def test_only_the_outputs_asked_for(folder: Path) -> None:

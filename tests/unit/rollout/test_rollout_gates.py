@@ -7,6 +7,7 @@ import pytest
 from loadtest.rollout_traffic import canary_plan
 from services.rollout.policy import (
     DEFAULT_GATES,
+    PREDICTION_GATES,
     ArmEvidence,
     Burn,
     CostMoments,
@@ -45,6 +46,18 @@ def said(gate: Gate, ours: ArmEvidence, theirs: ArmEvidence, state: State = CANA
 
 def times(factor: float, count: int) -> Distribution:
     return Distribution.of(factor * TIMES[n % 5] for n in range(count))
+
+
+def test_versions_that_predict_are_judged_by_what_predictions_have() -> None:
+    plan = canary_plan(1000, predicts=True)
+    assert gates_of(plan) == PREDICTION_GATES
+    own = (Gate("latency_p95", 0.1),)
+    assert gates_of(canary_plan(1000, gates=own, predicts=True)) == own
+    same = {"latency": "ttft", "latency_p95": "ttft_p95", "latency_p99": "ttft_p99"}
+    same["cost_per_1k_rows"] = "cost_per_1k_tokens"
+    renamed = [replace(gate, metric=same.get(gate.metric, gate.metric)) for gate in PREDICTION_GATES]
+    streams = ("stream_completion", "itl", "score:mean_logprob")
+    assert renamed == [gate for gate in DEFAULT_GATES if gate.metric not in streams]
 
 
 def test_a_rollout_without_gates_has_the_default_ones() -> None:

@@ -286,6 +286,9 @@ def test_a_rollout_is_read_with_its_defaults_and_written_back() -> None:
     assert (plan.baseline_pool, plan.arms[0].pool, plan.shadow, plan.alpha) == ("p", "q", None, 0.01)
     assert (plan.steps[0].min_duration, plan.steps[0].max_duration, plan.steps[0].min_samples) == (60.0, 3600.0, 100)
     assert (plan.gates[0].on_breach, plan.gates[0].at_least) == (GateAction.ROLL_BACK, None)
+    assert not plan.predicts
+    versions["m@1"].prediction.max_rows = 1
+    assert convert.plan(message, RegistrySnapshot(revision=2, model_versions=versions)).predicts
     assert convert.state(message) == State()
     state = State(Phase.CANARY, 1, (100,), 5.0, held=True, cost=7)
     stored = convert.with_state(message, state, reason="why", by="me", now=9.0)

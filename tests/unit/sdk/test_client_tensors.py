@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from inference import open_inference_pb2 as pb
-from weir.client._tensors import Declared, inputs_of, lists_of, outputs_of
+from weir.client._tensors import Column, Declared, inputs_of, lists_of, outputs_of
 
 from libs.errors import WeirError
 from services.predictor import tensors
@@ -88,3 +88,45 @@ def test_lists_are_plain() -> None:
     words = np.empty((1, 2), object)
     words[0] = [b"word", b"\xff"]
     assert lists_of({"n": np.array([[1, 2]]), "w": words}) == {"n": [[1, 2]], "w": [["word", b"\xff"]]}
+
+
+MATRIX = Declared("features", "FP32", (-1, 3), (Column("age"), Column("city"), Column("income")))
+
+
+def asked(given: dict[str, Any], *declared: Declared) -> np.ndarray:
+    """The matrix that goes over the wire."""
+    request = pb.ModelInferRequest()
+    inputs_of(given, declared, request)
+    [tensor], [raw] = request.inputs, request.raw_input_contents
+    assert tensor.name == declared[0].name
+    return np.frombuffer(raw, np.float32).reshape(tuple(tensor.shape))
+
+
+def test_columns_by_name_are_put_in_the_models_order() -> None:
+    rows = [[41, 2, 1.5], [29, 0, 2.5]]
+    by_name = {"income": np.array([1.5, 2.5], np.float32), "age": [41, 29], "city": (2, 0)}
+    assert asked(by_name, MATRIX).tolist() == asked({"features": rows}, MATRIX).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "why"),
+    [
+        ({"age": [1], "city": [2]}, "income", "column 'income' of input 'features' is missing"),
+        ({"age": [1], "city": [2], "income": [3], "plan": [4]}, "plan", "no column 'plan'; it takes age, city, income"),
+        ({"age": [1], "city": [2, 3], "income": [3]}, "city", "'city' of input 'features' has 2 rows, and 'age' 1"),
+        ({"age": [1], "city": ["x"], "income": [3]}, "city", "'city' is FP32; these are text"),
+        ({"age": [1], "city": [[2]], "income": [3]}, "city", r"'city': shape \[1, 1\] does not fit \[-1\]"),
+        ({"years": [1]}, "years", "the model has no input 'years'"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_by_name(given: dict[str, Any], limit: str, why: str) -> None:
+    with pytest.raises(WeirError, match=why) as refused:
+        asked(given, MATRIX)
+    assert refused.value.limit == limit
+
+
+def test_columns_without_names_or_beside_other_inputs_are_no_inputs() -> None:
+    halves = Declared("features", "FP32", (-1, 2), (Column("age"), Column("")))
+    for declared in ((halves,), (MATRIX, Declared("weights", "FP32", (-1,)))):
+        with pytest.raises(WeirError, match="no input 'age'"):
+            asked({"age": [1]}, *declared)

@@ -224,7 +224,8 @@ class Client:
         """Ask a model for a prediction: inputs by name, an answer with outputs by name (all, or those named).
 
         Inputs are checked against what the model declares, which is asked once and kept: an array's type must be the
-        declared one; lists are converted where nothing is lost. A prediction is tried again, within `timeout` seconds,
+        declared one; lists are converted where nothing is lost. Where the model takes one matrix whose columns have
+        names, columns by their names will do, in any order. A prediction is tried again, within `timeout` seconds,
         where coming back helps. With `batch` nobody waits for it; with `degradable` False it is refused rather than
         answered by something smaller, older or standing in. The rest is as in `generate`.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from inference import open_inference_pb2 as pb
-from weir.client._tensors import Declared, Tensor, inputs_of, lists_of, outputs_of
+from weir.client._tensors import Column, Declared, Tensor, inputs_of, lists_of, outputs_of
 
 from libs.errors import Reason, WeirError
 
@@ -76,7 +77,10 @@ class Declarations:
         :raises WeirError: there is no such model.
         """
         told = await call("ModelMetadata", pb.ModelMetadataRequest(name=model), model)
-        self._known[model] = tuple(Declared(t.name, t.datatype, tuple(t.shape)) for t in told.inputs)
+        config = (await call("ModelConfig", pb.ModelConfigRequest(name=model), model)).config
+        self._known[model] = tuple(
+            Declared(t.name, t.datatype, tuple(t.shape), _columns(config, t.name)) for t in told.inputs
+        )
         return self._known[model]
 
     def forget(self, model: str) -> None:
@@ -111,6 +115,12 @@ async def predict(
             declarations.forget(model)
         raise
     return _prediction(response)
+
+
+def _columns(config: pb.ModelConfig, tensor: str) -> tuple[Column, ...]:
+    """What the parameter `columns.NAME` says of an input's columns."""
+    told = config.parameters[f"columns.{tensor}"].string_value if f"columns.{tensor}" in config.parameters else "[]"
+    return tuple(Column(str(each.get("name", ""))) for each in json.loads(told))
 
 
 def _prediction(response: pb.ModelInferResponse) -> Prediction:

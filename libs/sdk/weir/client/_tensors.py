@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from inference import open_inference_pb2 as pb
@@ -37,6 +37,13 @@ _TAKES = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}
 _LENGTH = struct.Struct("<I")
 
 
+class Column(NamedTuple):
+    """One of a matrix."""
+
+    name: str
+    """Empty: it has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A tensor as a model declares it."""
@@ -45,14 +52,19 @@ class Declared:
     datatype: str
     shape: tuple[int, ...]
     """-1: any size."""
+    columns: tuple[Column, ...] = ()
+    """Of a matrix, in order, where more is known of them than their number."""
 
 
 def inputs_of(given: Mapping[str, Tensor], declared: Sequence[Declared], request: pb.ModelInferRequest) -> None:
     """Add the inputs to a request, raw.
 
-    :raises WeirError: INVALID_REQUEST, naming the tensor: one that the model does not have, one that is missing, a type
-        or a shape that is not the declared one.
+    :param given: by the names of the inputs, or of the columns of the one matrix that the model takes.
+    :raises WeirError: INVALID_REQUEST, naming the tensor or column: one that the model does not have, one that is
+        missing, a type or a shape that is not the declared one.
     """
+    if (matrix := _by_columns(given, declared)) is not None:
+        given = {declared[0].name: _side_by_side(given, matrix)}
     names = {tensor.name for tensor in declared}
     for name in given:
         if name not in names:
@@ -63,6 +75,32 @@ def inputs_of(given: Mapping[str, Tensor], declared: Sequence[Declared], request
         array = _array(given[tensor.name], tensor)
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
         request.raw_input_contents.append(_raw(array, tensor.datatype))
+
+
+def _by_columns(given: Mapping[str, Tensor], declared: Sequence[Declared]) -> Declared | None:
+    """The matrix whose columns these are; None where they are inputs."""
+    if len(declared) != 1 or declared[0].name in given:
+        return None
+    names = [column.name for column in declared[0].columns]
+    named = all(names) and len(set(names)) == len(names)
+    return declared[0] if named and not given.keys().isdisjoint(names) else None
+
+
+def _side_by_side(given: Mapping[str, Tensor], matrix: Declared) -> np.ndarray:
+    """Columns in the model's order."""
+    names = [column.name for column in matrix.columns]
+    if unknown := given.keys() - set(names):
+        name = min(unknown)
+        raise _refused(name, f"input {matrix.name!r} has no column {name!r}; it takes {', '.join(names)[:200]}")
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        if name not in given:
+            raise _refused(name, f"column {name!r} of input {matrix.name!r} is missing")
+        found[name] = _array(given[name], Declared(name, matrix.datatype, (-1,)))
+        if len(found[name]) != len(found[names[0]]):
+            lengths = f"{len(found[name])} rows, and {names[0]!r} {len(found[names[0]])}"
+            raise _refused(name, f"column {name!r} of input {matrix.name!r} has {lengths}")
+    return np.stack(list(found.values()), axis=1)
 
 
 def outputs_of(response: pb.ModelInferResponse) -> dict[str, np.ndarray]:
