@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.families.family import Family
@@ -75,21 +75,21 @@ def _read(family: Family, raw: Mapping[str, Any], scaling: Mapping[str, Any], co
     share = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
     if share != 1.0 and not family.partial_rotary:
         raise LoadError("rotary embedding of a part of each head is not supported")
-    common = {"theta": float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0), "share": share}
+    plain = RopeConfig(theta=float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0), share=share)
     # transformers prefers the field beside rope_parameters where both are given.
     original = int(raw.get(_ORIGINAL) or scaling.get(_ORIGINAL) or context)
     if kind == "linear":
-        return RopeConfig(**common, kind=kind, factor=float(scaling["factor"]))
+        return replace(plain, kind=kind, factor=float(scaling["factor"]))
     if kind == "llama3":
         factor, low, high = (float(scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-        return RopeConfig(
-            **common, kind=kind, factor=factor, low_freq_factor=low, high_freq_factor=high, original_context=original
+        return replace(
+            plain, kind=kind, factor=factor, low_freq_factor=low, high_freq_factor=high, original_context=original
         )
     factor = float(scaling.get("factor") or context / original)
     magnitude = scaling.get("attention_factor")
     if kind == "yarn":
-        return RopeConfig(
-            **common,
+        return replace(
+            plain,
             kind=kind,
             factor=factor,
             original_context=original,
@@ -102,10 +102,8 @@ def _read(family: Family, raw: Mapping[str, Any], scaling: Mapping[str, Any], co
         if magnitude is None:
             magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         factors = scaling["long_factor" if context > original else "short_factor"]
-        return RopeConfig(
-            **common, kind=kind, magnitude=float(magnitude), factors=tuple(float(each) for each in factors)
-        )
-    return RopeConfig(**common)
+        return replace(plain, kind=kind, magnitude=float(magnitude), factors=tuple(float(each) for each in factors))
+    return plain
 
 
 def _yarn_magnitude(factor: float, scaling: Mapping[str, Any]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -331,9 +331,9 @@ SMALL = (
 """The cases of `make test`; between them they reach most of what the others do."""
 
 
-def runs(names: Sequence[str], models: Iterable[str] = ARCHITECTURES) -> list[tuple[str, tuple[str, ...]]]:
-    """Each case with what it is run on: every one of `models` alone, or all of `ARCHITECTURES` together."""
-    alone = [(name, (model,)) for name in names if not CASES[name].together for model in models]
+def runs(names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each case with the architectures it is run on: every one alone, or all together."""
+    alone = [(name, (model,)) for name in names if not CASES[name].together for model in ARCHITECTURES]
     return alone + [(name, tuple(ARCHITECTURES)) for name in names if CASES[name].together]
 
 

@@ -17,7 +17,7 @@ import tempfile
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.worker.engines.torch_engine import object_code
 
@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
 
 @functools.cache
-def load(*shape: int) -> Kernel:
+def load(*shape: Any) -> Kernel:
     """The kernel for one shape (see `attention_kernel.compiled`), from disk if it was compiled before.
 
     :raises ImportError: it was not, and numba is not there.

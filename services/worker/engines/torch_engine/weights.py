@@ -182,13 +182,14 @@ def sites(config: ModelConfig) -> dict[Group, Site]:
     """The linear layers of every layer, by the names of their tensors in it."""
     width, hidden = config.width, config.hidden
     query, key = config.heads * config.head_width, config.kv_heads * config.head_width
-    qkv, gate_up = (("q_proj", query), ("k_proj", key), ("v_proj", key)), (("gate_proj", hidden), ("up_proj", hidden))
+    qkv = {"q_proj": query, "k_proj": key, "v_proj": key}
+    gate_up = {"gate_proj": hidden, "up_proj": hidden}
     if config.family.fused:
-        qkv, gate_up = (("qkv_proj", query + 2 * key),), (("gate_up_proj", 2 * hidden),)
+        qkv, gate_up = {"qkv_proj": query + 2 * key}, {"gate_up_proj": 2 * hidden}
     return {
-        "qkv": Site(tuple((f"self_attn.{name}", rows) for name, rows in qkv), width, config.qkv_bias),
+        "qkv": Site(tuple((f"self_attn.{name}", rows) for name, rows in qkv.items()), width, config.qkv_bias),
         "o": Site((("self_attn.o_proj", width),), query, config.output_bias),
-        "gate_up": Site(tuple((f"mlp.{name}", rows) for name, rows in gate_up), width, config.mlp_bias),
+        "gate_up": Site(tuple((f"mlp.{name}", rows) for name, rows in gate_up.items()), width, config.mlp_bias),
         "down": Site((("mlp.down_proj", width),), hidden, config.mlp_bias),
     }
 
