@@ -284,7 +284,7 @@ bench-predict: setup ## Measure predictions beside the bare libraries and an emp
 	$(PY) -m loadtest.bench_predict $(if $(QUICK),--quick)
 
 .PHONY: bench-push
-bench-push: setup ## Measure how fast `weir models push` takes a model of 2 GB, and its memory (two minutes, 10 GB of disk).
+bench-push: setup ## Measure how fast `weir models push` takes a model of 2 GB, and its memory (four minutes, 8 GB of disk).
 	$(PY) -m loadtest.bench_push $(if $(QUICK),--quick)
 
 .PHONY: bench-engine

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,22 +115,21 @@ class Bench:
         self._operator, self._store = operator, store
         self.rss = 0.0
 
-    async def push(self, folder: Path, uri: str, version: str, *, stop_at: Path | None = None) -> float:
-        """Seconds of a push. `stop_at`: a file of which half a push is known to be there when it has grown so far; then
-        it is killed."""
+    async def push(self, folder: Path, uri: str, version: str, *, stop: tuple[Path, int] | None = None) -> float:
+        """Seconds of a push. `stop`: it is killed when a file of a folder has so many bytes."""
         words = ["models", "push", str(folder), "--name", "m", "--version", version, "--unsigned", "--blobs", uri]
         words += ["--tier", "fast", "--pool", "p"]
         environ = {**os.environ, "WEIR_STATE_DIR": str(self._operator.state)}
-        return await asyncio.to_thread(self._run, words, environ, stop_at)
+        return await asyncio.to_thread(self._run, words, environ, stop)
 
-    def _run(self, words: list[str], environ: dict[str, str], stop_at: Path | None) -> float:
+    def _run(self, words: list[str], environ: dict[str, str], stop: tuple[Path, int] | None) -> float:
         began = time.perf_counter()
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "services.cli", *words], cwd=ROOT, env=environ, stdout=said, stderr=said
             )
-            if stop_at is not None:
-                while not any(each.stat().st_size > CHUNK for each in stop_at.glob("*.part")):
+            if stop is not None:
+                while not _grown(*stop):
                     assert process.poll() is None, "it has ended before it could be killed"
                     time.sleep(0.001)
                 process.kill()
@@ -138,7 +137,7 @@ class Bench:
             process.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.perf_counter() - began
             said.seek(0)
-            assert (process.returncode == 0) == (stop_at is None), said.read().decode(errors="replace")
+            assert (process.returncode == 0) == (stop is None), said.read().decode(errors="replace")
         self.rss = max(self.rss, used.ru_maxrss * 1024 / 1e6)
         return seconds
 
@@ -170,12 +169,18 @@ async def measure(size: int, root: Path) -> dict[str, float]:
             await asyncio.to_thread(shutil.rmtree, each)
         found["cached_gb_per_s"] = gb / await bench.push(model.snapshot, blobs.as_uri(), "2")
         await asyncio.to_thread(shutil.rmtree, blobs)
-        await bench.push(model.folder, blobs.as_uri(), "3", stop_at=blobs / "tmp")
+        await bench.push(model.folder, blobs.as_uri(), "3", stop=(blobs / "tmp", model.size // 2))
         found["resumed_gb_per_s"] = gb / await bench.push(model.folder, blobs.as_uri(), "3")
         with _bucket() as uri:
             found["s3_gb_per_s"] = small.size / 1e9 / await bench.push(small.folder, uri, "4")
     found["push_of_disk"] = found["push_gb_per_s"] / found["disk_gb_per_s"]
     return found | {"push_rss_mb": bench.rss}
+
+
+def _grown(folder: Path, size: int) -> bool:
+    with suppress(FileNotFoundError):
+        return any(each.stat().st_size >= size for each in folder.glob("*.part"))
+    return False  # it is in its place now
 
 
 def _digested(path: Path) -> float:

@@ -89,7 +89,8 @@ def context_of(folder: Path, options: Options) -> int:
 def _with(
     options: Options, made: Mapping[str, tuple[str, str]], origin: Origin
 ) -> tuple[Options, list[tuple[str, str]]]:
-    whole = replace(options, **{name: value for name, (value, _) in made.items()})
+    values: dict[str, Any] = {name: value for name, (value, _) in made.items()}
+    whole = replace(options, **values)
     if origin.uri and not options.source_uri and not options.revision:
         whole = replace(whole, source_uri=origin.uri, revision=origin.revision)
     return whole, [(name, f"{value} ({why}; --{name} says another)") for name, (value, why) in made.items()]

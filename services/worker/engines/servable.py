@@ -77,7 +77,7 @@ def refusals(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object
     """Every reason for which an engine refuses a config.json, each with the fields that it lies in and their values.
 
     An engine says one reason at a time, and alone knows what it takes. So a reason lies in the fields without which it
-    says something else, and the next one is what it says without those.
+    says something else that is no new fault, and the next one is what it says without those.
 
     :param parse: raises EngineLoadError for what the engine does not do.
     """
@@ -86,22 +86,24 @@ def refusals(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object
 
 def _refusals(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object], left: frozenset[str]) -> list[str]:
     reason = _refusal(raw, parse)
-    if not reason.text or (reason.malformed and left):
+    if not reason.text:
         return []
     lies_in: dict[str, list[str]] = {}
     changing: set[str] = set()
-    for name in raw.keys() - left if len(raw) <= _MOST_FIELDS and not reason.malformed else ():
-        for without in ({key: value for key, value in raw.items() if key != name}, {**raw, name: None}):
-            then = _refusal(without, parse)
+    for name in raw.keys() - left if len(raw) <= _MOST_FIELDS else ():
+        others = [{key: value for key, value in raw.items() if key != name}, {**raw, name: None}]
+        for other in [*others, {**raw, name: 1}] if reason.malformed else others:
+            then = _refusal(other, parse)
             if then.malformed or then.text == reason.text:
                 continue
             changing.add(name)
-            further = _refusals(without, parse, left | {name})
+            further = _refusals(other, parse, left | {name})
             if further or not then.text:
                 lies_in[name] = max(lies_in.get(name, []), further, key=len)
     if left and not lies_in:
         return []  # it comes of what was left out
-    fields = ", ".join(f"{name} is {_shown(raw[name])}" for name in sorted(lies_in or changing))
+    blamed = lies_in or (() if reason.malformed else changing)
+    fields = ", ".join(f"{name} is {_shown(raw[name])}" for name in sorted(blamed))
     first = f"{reason.text} ({CONFIG}: {fields})" if fields else reason.text
     return [first, *max(lies_in.values(), key=len, default=[])]
 
@@ -116,12 +118,16 @@ def _refusal(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object
     try:
         parse(raw)
     except EngineLoadError as error:
-        return _Refusal(str(error))
-    except KeyError as error:
-        return _Refusal(f"{CONFIG}: {error.args[0]} is missing", malformed=True)
+        if error.__cause__ is None:
+            return _Refusal(str(error))
+        cause = error.__cause__
     except _MALFORMED as error:
-        return _Refusal(f"{CONFIG} is malformed ({type(error).__name__}: {error})", malformed=True)
-    return _Refusal("")
+        cause = error
+    else:
+        return _Refusal("")
+    if isinstance(cause, KeyError):
+        return _Refusal(f"{CONFIG}: {cause.args[0]} is missing", malformed=True)
+    return _Refusal(f"{CONFIG} is malformed ({type(cause).__name__}: {cause})", malformed=True)
 
 
 def _torch_config(files: ModelFiles, raw: Mapping[str, Any], context: int) -> tuple[list[str], ModelConfig | None]:

@@ -55,7 +55,11 @@ def test_what_can_be_served_has_no_reasons_and_says_its_memory(tmp_path: Path) -
             ["hidden_act is", "quantization_config is", "rope_scaling is"],
         ),
         ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, ["config.json: hidden_size is missing"]),
-        (LLAMA | {"num_hidden_layers": "two"}, ["config.json is malformed"]),
+        (
+            LLAMA | {"num_hidden_layers": "two"},
+            [r'config.json is malformed .* \(config.json: num_hidden_layers is "two"\)'],
+        ),
+        (LLAMA | {"rope_scaling": 1}, [r"config.json is malformed .* \(config.json: rope_scaling is 1\)"]),
     ],
 )
 def test_every_reason_has_its_field_and_its_value(tmp_path: Path, config: dict[str, Any], reasons: list[str]) -> None:
