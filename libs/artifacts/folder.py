@@ -139,7 +139,7 @@ def describe(
         eos_token_ids=_eos(listed, folder, paths),
         safety_policies=options.safety_policies or _texts(listed, "safety_policies"),
         training_data_sha256=options.training_data_sha256 or _text(listed, "training_data_sha256"),
-        chat_template_sha256=_text(listed, "chat_template_sha256") or _template_digest(folder, paths),
+        chat_template_sha256=_template_digest(folder, paths) or _text(listed, "chat_template_sha256"),
         namespace=options.namespace or _text(listed, "namespace"),
         schema_sha256=_text(listed, "schema_sha256") or paths.get("schema.json", ""),
         tokenizer_sha256=_tokenizer_digest(paths) or _text(listed, "tokenizer_sha256") or base.tokenizer_sha256,

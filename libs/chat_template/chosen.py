@@ -25,10 +25,14 @@ def chosen(alone: bytes | None, config: Mapping[str, Any], older: Mapping[str, A
             raise TemplateError("chat_template.jinja is no UTF-8") from None
     found = config.get("chat_template") or older.get("chat_template") or ""
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
+        named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, Mapping)}
         found = named.get(DEFAULT)
         if found is None:
-            raise TemplateError(f"of the templates {', '.join(sorted(map(str, named)))} none is called {DEFAULT}")
+            raise TemplateError(f"of the templates {', '.join(sorted(named))} none is called {DEFAULT}")
     if not isinstance(found, str):
         raise TemplateError("the chat template is no text")
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise TemplateError("the chat template has half a surrogate pair") from None
     return found.removeprefix("\ufeff")

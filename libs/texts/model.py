@@ -43,7 +43,7 @@ class TextModel:
             config = json.loads(files["tokenizer_config.json"])
             spec = json.loads(self._tokenizer.to_str())
             marks = {**json.loads(files.get("special_tokens_map.json", b"{}")), **config}
-            older = json.loads(files.get("chat_template.json", b"{}"))
+            older = {**json.loads(files.get("chat_template.json", b"{}"))}
             self._names = {key: _token_text(marks.get(key)) for key in _NAMES}
         except Exception as error:  # the tokenizers library raises bare Exception
             raise TextModelError(f"tokenizer: {error}") from error

@@ -1,6 +1,7 @@
 """A9: chat templates come with model files; none of them may occupy the gateway, whatever it nests or repeats."""
 
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,44 @@ def test_a9_what_it_may_keep_is_bounded(name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * budget.WORK + (32 << 20)
     finally:
         tracemalloc.stop()
+
+
+EACH = "{% for i in range(9999) %}{% for j in range(9999) %}"
+DONE = "{% endfor %}{% endfor %}"
+WORKING = {
+    "turns": EACH + DONE,
+    "branches": EACH + "{% if i == j %}a{% elif i > j %}b{% else %}c{% endif %}" + DONE,
+    "assignments": "{% set n = namespace(x=0) %}" + EACH + "{% set n.x = j %}{% set y = n.x %}" + DONE,
+    "outputs": EACH + "{{ i }}{{ j }}" + DONE,
+    "macros": "{% macro m(x) %}{{ x }}{% endmacro %}" + EACH + "{{ m(i) }}" + DONE,
+    "attributes": EACH + "{% set x = messages[0].role.upper().lower() %}" + DONE,
+    "filters": EACH + "{{ 'a' | upper | trim | length }}" + DONE,
+    "next turns": EACH + "{% continue %}" + DONE,
+    "conditions of loops": "{% for i in range(9999) %}{% for j in range(9999) if j % 2 == 0 and j > i %}{{ j }}" + DONE,
+    "sums": EACH + "{% set x = i + j * 2 - 1 %}" + DONE,
+    "choices": EACH + "{% set x = (1 if i else 2) or j and not i %}" + DONE,
+    "recursion": "{% macro m(x) %}{% if x %}{{ m(x - 1) }}{{ m(x - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "looks back, as Gemma's": "{% for m in messages %}{% for o in messages[:loop.index0] %}"
+    "{% if o.role == 'tool' and o.name is defined %}{% endif %}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", WORKING.values(), ids=WORKING)
+def test_a9_the_budget_is_a_fraction_of_a_second_whatever_is_done(source: str) -> None:
+    """By the calls that Python makes, of which it does some ten million a second: M10."""
+    template, calls = ChatTemplate(source), 0
+
+    def counted(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        with pytest.raises(TemplateError, match="more than is allowed"):
+            template.render(CONVERSATION * 9999, {})
+    finally:
+        sys.setprofile(None)
+    assert 1000 < calls < budget.WORK // 64
 
 
 PROGRAMS = {

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from libs.clock import ManualClock
 from libs.errors import Reason, WeirError
 from libs.texts import TextStore
 from libs.texts import store as text_store
-from tests.support.tokenizer import write_byte_tokenizer
+from tests.support.tokenizer import artifacts_in, write_byte_tokenizer
 
 
 class Flaky(LocalBlobStore):
@@ -146,6 +147,38 @@ async def test_pauses_between_attempts_grow_up_to_the_longest(site: Site) -> Non
         pauses.append(told.value.retry_after)
         site.clock.advance(told.value.retry_after + 1e-6)
     assert pauses == [pytest.approx(each) for each in (0.5, 1, 2, 4, 8, 16, 30, 30, 30)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", '{"chat_template": [{"name": "rag", "template": "x"}]}'),
+        ("tokenizer_config.json", "[]"),
+        ("chat_template.jinja", "{% for a in b %}" * 30 + "{% endfor %}" * 30),
+        ("chat_template.jinja", "{{ 1" + "0" * 5000 + " }}"),
+        ("chat_template.json", "[]"),
+    ],
+)
+async def test_a_template_that_cannot_be_used_is_told_and_not_tried_again_at_once(
+    site: Site, tmp_path: Path, name: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M2: each request, and each look twice a second, made a new attempt, and nothing was logged."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    write_byte_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / name).write_text(content)
+    version = registry_pb2.ModelVersion(
+        name="bad", version="1", digest="d", source=str(folder), artifacts=artifacts_in(folder)
+    )
+    logged: list[str] = []
+    monkeypatch.setattr(text_store, "log", SimpleNamespace(error=lambda event, **said: logged.append(event)))
+    for _ in range(3):
+        with pytest.raises(WeirError, match="cannot be tokenised here") as told:
+            await site.texts.load(version)
+        assert (told.value.reason, told.value.limit) == (Reason.INTERNAL, "model_files")
+    assert told.value.retry_after == pytest.approx(0.5)
+    assert logged == ["tokenizer_not_loaded"]
 
 
 async def test_other_bytes_than_the_records_are_refused(site: Site) -> None:

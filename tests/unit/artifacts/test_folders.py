@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import FolderError, Options, describe, role_of, unread
+from services.cli.commands.models_push import push
 
 OPTIONS = Options(name="m", version="2", tier="fast", pool="p", architecture="A", context_length=8)
 
@@ -152,6 +154,59 @@ def test_sampling_defaults_are_kept_as_a_checkpoint_has_them(tmp_path: Path) -> 
     said = {"do_sample": False, "repetition_penalty": 1.5, "top_k": 50}
     made = describe(folder(tmp_path, generation_config__json=said), OPTIONS).sampling_defaults
     assert (made.temperature, made.top_k, made.repetition_penalty) == (0.0, 0, 1.5)
+
+
+GOOD, BAD = "{{ messages[0].content }}", "{{ raise_exception('no') }}"
+NAMED = [{"name": "tool_use", "template": BAD}, {"name": "default", "template": GOOD}]
+SAID = {"chat_template_sha256": "a" * 64}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config__json": {"chat_template": GOOD}},
+        {"tokenizer_config__json": {"chat_template": GOOD}, "manifest__json": SAID},
+        {"tokenizer_config__json": {"chat_template": NAMED}},
+        {"chat_template__jinja": "\ufeff" + GOOD, "tokenizer_config__json": {"chat_template": BAD}},
+        {"chat_template__json": {"chat_template": GOOD}},
+    ],
+)
+def test_the_template_that_is_rendered_is_the_one_that_is_tried_and_digested(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
+    """M2, M7, M20: as gateways choose it."""
+    made = describe(folder(tmp_path, weights__bin="w", **files), OPTIONS)
+    assert made.chat_template_sha256 == hashlib.sha256(GOOD.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"tokenizer_config__json": {"chat_template": NAMED[:1]}}, "none is called default"),
+        ({"tokenizer_config__json": {"chat_template": [{"name": [], "template": GOOD}]}}, "none is called default"),
+        ({"tokenizer_config__json": {"chat_template": "\ud800"}}, "surrogate"),
+        ({"chat_template__jinja": BAD, "tokenizer_config__json": {"chat_template": GOOD}}, "no"),
+        ({"chat_template__json": {"chat_template": BAD}}, "no"),
+        ({"chat_template__jinja": BAD, "manifest__json": SAID}, "no"),
+        ({"chat_template__jinja": "{% for a in b %}" * 30 + "{% endfor %}" * 30}, "nested blocks"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_when_it_is_pushed(
+    tmp_path: Path, files: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(FolderError, match=f"chat_template: .*{complaint}"):
+        describe(folder(tmp_path, weights__bin="w", **files), OPTIONS)
+
+
+def test_what_a_folder_does_not_say_is_asked_for_by_options_that_there_are(tmp_path: Path) -> None:
+    """M16: the messages named two that push did not have."""
+    path = folder(tmp_path, weights__bin="w")
+    wanting = Options(name="m", version="2", tier="fast", pool="p")
+    for field, given in (("architecture", {"context_length": 8}), ("context_length", {"architecture": "A"})):
+        assert field in inspect.signature(push).parameters
+        with pytest.raises(FolderError, match=f"say --{field.replace('_', '-')}$"):
+            describe(path, replace(wanting, **given))
+    assert describe(path, OPTIONS).architecture == "A"
 
 
 CHECKPOINT = {
