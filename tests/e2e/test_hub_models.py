@@ -12,8 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from services.worker.engines.torch_engine.config import ARCHITECTURES
-from tests.support.hub_folders import ANSWER, ASKED, snapshot
+from tests.support.hub_folders import ANSWER, ARCHITECTURES, ASKED, snapshot
 from tests.support.mesh import Mesh, eventually
 
 _MAKING = threading.Lock()

@@ -24,6 +24,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from libs.texts import TextModel, byte_alphabet
 from libs.texts.conversation import ChatMessage
 
+try:
+    from libs.families import FAMILIES as _RUN
+except ImportError:
+    from services.worker.engines.torch_engine.config import ARCHITECTURES as _RUN
+
+ARCHITECTURES = tuple(_RUN)
+"""Those that the torch engine runs, by their names in config.json."""
 ANSWER = "yes"
 ASKED = "Is it? <|im_end|></s>"
 """A question, with words that would end a turn."""

@@ -210,7 +210,7 @@ CHAT = (
     ),
     *_honoured(VLLM, "documents", f"where {_TEMPLATE} knows documents: at most 128, each of texts by name"),
     *_honoured(VLLM, "add_generation_prompt", f"false where {_TEMPLATE} makes a difference of it"),
-    *_honoured(VLLM, "continue_final_message", "not beside `add_generation_prompt: true`"),
+    *_honoured(VLLM, "continue_final_message", "not beside `add_generation_prompt: true`, nor of calls"),
     *_refused(VLLM, "echo add_special_tokens", False),
     *_refused(VLLM, "chat_template"),
     *_refused(VLLM, "best_of", 1),

@@ -11,8 +11,7 @@ import support_checkpoints as support
 from libs.artifacts import Options, describe
 from libs.texts import ChatMessage, TextModel
 from services.worker.engines.port import FinishReason
-from services.worker.engines.torch_engine.config import ARCHITECTURES
-from tests.support.hub_folders import ANSWER, ASKED, CONTEXT, snapshot
+from tests.support.hub_folders import ANSWER, ARCHITECTURES, ASKED, CONTEXT, snapshot
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

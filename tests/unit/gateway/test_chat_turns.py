@@ -177,6 +177,12 @@ def test_the_last_message_is_continued_as_in_transformers(template: str, said: s
     assert marks_of(model, ids) == ["<|start|>", "<|end|>", "<|start|>"]
 
 
+def test_a_turn_with_calls_is_over(full: TextModel) -> None:
+    with pytest.raises(WeirError, match="has calls") as caught:
+        full.encode_chat([ASKED, CALLS], ChatOptions(continued=True))
+    assert caught.value.limit == "continue_final_message"
+
+
 def test_a_message_that_the_template_changes_cannot_be_continued() -> None:
     model = model_of("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
     with pytest.raises(WeirError) as caught:
