@@ -23,7 +23,7 @@ TYPED = libs services simulation models
 .PHONY: help
 help: ## Show this help.
 	@awk -F':.*## ' '/^# --- / {gsub(/^# --- | ---$$/, ""); heading = $$0} \
-		/^[a-z0-9-]+:.*## / {if (heading) print "\n" heading; heading = ""; printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {if (heading) print "\n" heading; heading = ""; printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- installing ---
 
@@ -320,6 +320,10 @@ bench-rollout: setup ## Measure how bad versions are found out and taken off, an
 .PHONY: drill-bad-canary
 drill-bad-canary: setup ## Watch versions that fail, are slow or cost too much being rolled out and taken back.
 	$(PY) -m loadtest.drill_bad_canary $(if $(QUICK),--quick)
+
+.PHONY: drill-bad-predictor
+drill-bad-predictor: setup ## Watch a good version of a predicting model being promoted, failing and slow ones being taken back.
+	$(PY) -m loadtest.drill_bad_predictor $(if $(QUICK),--quick)
 
 .PHONY: drill-flood
 drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; fails when something goes otherwise.

@@ -73,6 +73,17 @@ async def prepare(site: RolloutSite) -> None:
     await site.answered([ALIAS])
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A rollout from its start to its end, with who asked meanwhile."""
+
+    begun: float
+    """When it was started; Unix seconds."""
+    ended: pb.Rollout
+    log: Sequence[Change]
+    seen: Sequence[Seen]
+
+
 async def bad_canary(
     site: RolloutSite, fault: Fault, version: str, times: Times, say: Callable[[str], None]
 ) -> list[Check]:
@@ -80,27 +91,38 @@ async def bad_canary(
     candidate = await site.push(ALIAS, version, fault.faults)
     for priced, factor in ((f"{ALIAS}@1", 1.0), (candidate, fault.cost)):
         await site.price(priced, factor)
-    traffic = site.traffic(ALIAS, rate=RATE, users=USERS, seed=1)
+    steps = ("--steps", "10,50", "--step-duration", "2m")
+    found = await watched(site, ALIAS, candidate, fault.name, times, say, *steps)
+    return _checks(found.log, found.seen, fault, candidate, found.ended)
+
+
+async def watched(
+    site: RolloutSite, alias: str, candidate: str, what: str, times: Times, say: Callable[[str], None], *options: str
+) -> Watched:
+    """Roll a version out and watch it to the end, and some time after it.
+
+    :param options: of `weir rollout start`.
+    """
+    traffic = site.traffic(alias, rate=RATE, users=USERS, seed=1)
     sending = asyncio.create_task(traffic.run())
     begun = time.time()
-    printing = asyncio.create_task(_print(site, traffic.seen, candidate, begun, say))
+    printing = asyncio.create_task(_print(site, alias, traffic.seen, candidate, begun, say))
     try:
         await asyncio.sleep(times.before)
-        say(f"  --- {candidate} ({fault.name}) is rolled out to 10% of users")
-        started = await site.start(
-            ALIAS, candidate, "--steps", "10,50", "--step-duration", "2m", "--set", "sticky=user", reason="a drill"
-        )
-        ended = await site.ended(ALIAS, started, seconds=times.patience)
+        say(f"  --- {candidate} ({what}) is rolled out: {' '.join(options)}")
+        start = time.time()
+        started = await site.start(alias, candidate, *options, "--set", "sticky=user", reason="a drill")
+        ended = await site.ended(alias, started, seconds=times.patience)
         await asyncio.sleep(times.after)
     finally:
         for task in (sending, printing):
             task.cancel()
         await asyncio.gather(sending, printing, return_exceptions=True)
-    return _checks(site.log.of(ALIAS, started), traffic.seen, fault, candidate, ended)
+    return Watched(start, ended, site.log.of(alias, started), traffic.seen)
 
 
 async def _print(
-    site: RolloutSite, seen: Sequence[Seen], candidate: str, begun: float, say: Callable[[str], None]
+    site: RolloutSite, alias: str, seen: Sequence[Seen], candidate: str, begun: float, say: Callable[[str], None]
 ) -> None:
     second, told = 0, len(site.log.changes)
     while True:
@@ -108,7 +130,8 @@ async def _print(
         for change in site.log.changes[told:]:
             say(_decision(change, begun))
         told = len(site.log.changes)
-        say(row(second, [each for each in seen if second <= each.ended - begun < second + 1], candidate, _weight(site)))
+        of_second = [each for each in seen if second <= each.ended - begun < second + 1]
+        say(row(second, of_second, candidate, _weight(site, alias)))
         second += 1
 
 
@@ -130,8 +153,8 @@ def _decision(change: Change, begun: float) -> str:
     return f"  --- {change.at - begun:.1f} s: {phase}, step {state.step}: {state.reason} ({state.decided_by})"
 
 
-def _weight(site: RolloutSite) -> int:
-    rollout = site.view.snapshot.rollouts.get(ALIAS)
+def _weight(site: RolloutSite, alias: str) -> int:
+    rollout = site.view.snapshot.rollouts.get(alias)
     return 0 if rollout is None or phase_of(rollout) in ENDED else arms_of(rollout)[1].weight
 
 

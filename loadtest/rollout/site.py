@@ -58,7 +58,7 @@ class RolloutSite:
         self.mesh = mesh
         self.view = view
         self.log = Log()
-        self._folder = folder
+        self.folder = folder
         self._known: dict[str, int] = {}
         view.on_change(self._note)
 
@@ -80,7 +80,7 @@ class RolloutSite:
 
     async def push(self, name: str, version: str, faults: Faults | None = None) -> str:
         """A new version of a simulated model, with these faults; returns "name@version"."""
-        folder = self._folder / f"{name}@{version}"
+        folder = self.folder / f"{name}@{version}"
         await asyncio.to_thread(make_version, folder, faults or {})
         return await self.push_folder(folder, name, version)
 
@@ -136,10 +136,15 @@ class RolloutSite:
             alias, rollout_id, lambda found: phase_of(found) in ENDED, seconds=seconds, what="its end"
         )
 
+    @property
+    def address(self) -> str:
+        """The edge, "host:port", without TLS."""
+        return str(self.mesh.file()["services"]["envoy"]["plain_address"])
+
     def traffic(self, alias: str, *, rate: float, users: int, seed: int) -> Traffic:
         """Callers of an alias, with the key of the tenant acme."""
         return Traffic(
-            address=str(self.mesh.file()["services"]["envoy"]["plain_address"]),
+            address=self.address,
             key=self.mesh.env["WEIR_KEY_ACME"],
             alias=alias,
             rate=rate,

@@ -65,27 +65,39 @@ class Traffic:
                 while True:
                     due += rng.expovariate(self.rate)
                     await asyncio.sleep(max(0.0, due - loop.time()))
-                    prompt = rng.choices(TOKEN_IDS, k=rng.randint(*_PROMPT_TOKENS))
-                    user = f"user-{rng.randrange(self.users)}"
-                    group.create_task(self._one(user, prompt, rng.randint(*_OUTPUT_TOKENS)))
+                    group.create_task(self._one(*self.asked(rng)))
         finally:
             for connection in self._idle:
                 connection.close()
 
-    async def _one(self, user: str, prompt: list[int], max_tokens: int) -> None:
+    def asked(self, rng: random.Random) -> tuple[str, bytes]:
+        """The next request: who asks, and what goes over the wire."""
+        prompt = rng.choices(TOKEN_IDS, k=rng.randint(*_PROMPT_TOKENS))
+        user = f"user-{rng.randrange(self.users)}"
         body = {
             "model": self.alias,
             "prompt": prompt,
-            "max_tokens": max_tokens,
+            "max_tokens": rng.randint(*_OUTPUT_TOKENS),
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
             "user": user,
         }
-        host, _, port = self.address.rpartition(":")
-        request = post(host, PATH, self.key, json.dumps(body, separators=(",", ":")).encode())
-        connection = self._idle.pop() if self._idle else Connection(host, int(port))
+        return user, post(self._host, PATH, self.key, json.dumps(body, separators=(",", ":")).encode())
+
+    def told(self, reply: Reply, start: float) -> tuple[str, float | None, int]:
+        """Of a whole answer to what was sent at `start` (`time.perf_counter()`): outcome, seconds to the first token,
+        tokens."""
+        answer = answer_of(reply, start)
+        return answer.outcome, answer.events[0] if answer.events else None, answer.tokens
+
+    @property
+    def _host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    async def _one(self, user: str, request: bytes) -> None:
+        connection = self._idle.pop() if self._idle else Connection(self._host, int(self.address.rpartition(":")[2]))
         reply = Reply()
         sent, start = time.time(), time.perf_counter()
         try:
@@ -100,8 +112,7 @@ class Traffic:
             answered = (outcome, None, len(reply.events))
         else:
             self._idle.append(connection)
-            answer = answer_of(reply, start)
-            answered = (answer.outcome, answer.events[0] if answer.events else None, answer.tokens)
+            answered = self.told(reply, start)
         outcome, ttft, tokens = answered
         seen = Seen(
             alias=self.alias,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.overload.samples import OK
+from loadtest.rollout.bad_predictor import unfaithful
 from loadtest.rollout.traffic import Seen
 from loadtest.rollout.trial import NoHarmError, flaps, harm, moved_pct
 
@@ -48,3 +49,17 @@ def test_moved_users_are_those_answered_by_another_version_afterwards() -> None:
     assert moved_pct(before, after) == 30.0
     with pytest.raises(ValueError, match="both"):
         moved_pct(before, [])
+
+
+def test_who_met_a_version_and_then_another_did_not_stay_with_it() -> None:
+    answers = [
+        seen(3.0, "m@1", user="went"),  # answers come in another order than they were asked for
+        seen(1.0, "m@1", user="came"),
+        seen(2.0, "m@2", user="came"),
+        seen(2.0, "m@2", user="went"),
+        seen(4.0, "", user="came", outcome="NO_WORKERS"),
+        seen(9.0, "m@1", user="came"),
+    ]
+    assert unfaithful(answers, "m@2", until=9.0) == {"went"}
+    assert unfaithful(answers, "m@2", until=3.0) == set()
+    assert unfaithful(answers, "m@2", until=10.0) == {"went", "came"}
