@@ -82,8 +82,8 @@ class ChatRenderer:
         if options.documents and not self._documents:
             raise _refused("documents", "knows no documents")
         if options.continued and messages[-1].tool_calls:
-            message = "continue_final_message: the last message has calls, behind which nothing is said"
-            raise WeirError(Reason.INVALID_REQUEST, message, limit="continue_final_message")
+            why = "continue_final_message: the last message has calls, behind which nothing is said"
+            raise WeirError(Reason.INVALID_REQUEST, why, limit="continue_final_message")
         if not (options.generation_prompt or options.continued or self._opens):
             raise _refused("add_generation_prompt", "makes no difference of it")
         self._effort(options)
