@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 from libs.rows import RowsError
 from libs.rows import parts_of as csv_parts
+from libs.tables import terminal_width
 from services.cli import config, files
 from services.cli.app import Argument, Option, UsageError, warn
-from services.cli.output import print_json, print_table
+from services.cli.output import print_json, table_lines
 
 
 def predict(
@@ -114,17 +115,24 @@ def _about(told: Any) -> dict[str, Any]:
 
 
 def _write_rows(parts: Sequence[Mapping[str, list[Any]]]) -> None:
-    """Outputs side by side, those of several columns as `scores.0`, `scores.1`, …: a table on a terminal, else CSV."""
+    """Outputs side by side, those of several columns as `scores.0`, `scores.1`, …: a table on a terminal that is wide
+    enough, else CSV."""
     titles: list[str] = []
     lines: list[list[Any]] = []
     for part in parts:
         columns = {name: values for name, values in part.items() if isinstance(values, list)}
         titles = titles or [title for name, values in columns.items() for title in _titles(name, values)]
         lines += ([each for value in line for each in _flat(value)] for line in zip(*columns.values(), strict=True))
-    if sys.stdout.isatty():
-        print_table(("ROW", *titles), ((at, *map(_short, line)) for at, line in enumerate(lines, 1)), empty="no rows")
+    shown = _table(titles, lines) if titles and sys.stdout.isatty() else []
+    if shown and max(map(len, shown)) <= terminal_width():
+        print(*shown, sep="\n")
     elif titles:
         csv.writer(sys.stdout).writerows([titles, *lines])
+
+
+def _table(titles: Sequence[str], lines: Sequence[Sequence[Any]]) -> list[str]:
+    rows = [(at, *map(_short, line)) for at, line in enumerate(lines, 1)]
+    return table_lines(("ROW", *titles), rows, wide=True)
 
 
 def _short(value: Any) -> Any:

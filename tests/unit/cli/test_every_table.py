@@ -37,6 +37,7 @@ from services.cli.commands import (
     certs,
     models_gc,
     operators,
+    predict,
     predictors,
     rollout_views,
     safety,
@@ -160,6 +161,12 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     counted = "".join(f'weir_predictor_{name}{{model="{MODEL}"}} 1234567.5\n' for name in predictors._COUNTED)
     patch.setattr(scraping, "take", lambda at: scraping.Taken(0.0, dict.fromkeys(at, counted)))
     predictors.predictors()
+
+
+@case("predict._table", "1234567", "0.987654", "systems")
+def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    lines = predict._table(["count", "probability", "topic"], [[1_234_567, 0.98765432101, "systems"]])
+    output.write("\n".join(lines))
 
 
 @case("workers.workers", WORKER, MODEL, "signature")
