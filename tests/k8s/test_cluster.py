@@ -15,7 +15,8 @@ INSIDE = engine.ROOT / "tests" / "k8s" / "inside"
 
 @pytest.mark.timeout(26 * engine.MINUTES)
 def test_the_overlay_ci_runs() -> None:
-    engine.require(engine.ROOT / "bin" / "images", "control", "edge", "etcd", timeout=10 * engine.MINUTES)
+    images = ("control", "predictor", "edge", "etcd")
+    engine.require(engine.ROOT / "bin" / "images", *images, timeout=10 * engine.MINUTES)
     argv = [engine.ENGINE, "run", sys.executable, "-m", "pytest", "-s", "-v", "-p", "no:cacheprovider", INSIDE]
     environment = {**os.environ, "WEIR_INSIDE_ENGINE": "1"}
     done = subprocess.run(argv, cwd=engine.ROOT, env=environment, text=True, timeout=15 * engine.MINUTES, check=False)

@@ -64,6 +64,22 @@ class Load:
             raise httpx.HTTPError(f"it ended after {text!r}")
         return text
 
+    def predict(self, client: httpx.Client, model: str, inputs: list[dict], timeout: float) -> dict:
+        """What a model makes of these inputs, once it is loaded: until then something else would answer.
+
+        :raises httpx.HTTPError: it is not, in time.
+        """
+        headers = {"authorization": f"Bearer {self.key}", "host": self.name}
+        options = {"headers": headers, "extensions": {"sni_hostname": self.name}}
+        url, deadline = f"{self.url}/v2/models/{model}/infer", time.monotonic() + timeout
+        while True:
+            answer = client.post(url, json={"inputs": inputs, "parameters": {"degradable": False}}, **options)
+            if answer.status_code == httpx.codes.OK:
+                return answer.json()
+            if time.monotonic() > deadline:
+                raise httpx.HTTPError(f"{answer.status_code} {answer.text[:300]}")
+            self._stop.wait(0.5)
+
     def settle(self, timeout: float) -> None:
         """Until a first chat is answered.
 

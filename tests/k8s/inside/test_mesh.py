@@ -17,6 +17,7 @@ from tests.k8s.inside.load import Load
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.node import CommandError
 from tests.support.cluster.objects import Pod
+from tests.support.engine import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # a bound for a machine that others keep busy; the whole takes 3 minutes
 UP_SECONDS = 180.0
@@ -58,6 +59,20 @@ def reach(cluster: Cluster, pod: Pod, host: str, port: int) -> None:
 def test_an_answer_streams_through_the_service_of_the_edge(cluster: Cluster, load: Load) -> None:
     with load.client(keep=True) as client:
         assert len(load.ask(client)) > 20
+
+
+def test_a_prediction_is_made_through_the_service_of_the_edge(cluster: Cluster, load: Load) -> None:
+    golden = Path("models") / "demo" / "cancer-gbdt" / "golden.json"
+    case = json.loads((ROOT / golden).read_text(encoding="utf-8"))["cases"][0]
+    with load.client(keep=True) as client:
+        answer = load.predict(client, "cancer-gbdt", case["inputs"], SETTLE_SECONDS)
+    assert answer["parameters"]["weir_version"] == "cancer-gbdt@1"
+    assert "weir_degraded" not in answer["parameters"]
+    (given,), (wanted,) = answer["outputs"], case["outputs"]
+    assert given["data"] == pytest.approx(wanted["data"], rel=1e-5)
+    (predictor,) = cluster.of("predictor")
+    assert predictor.container["image"] == "weir/predictor:dev"
+    cluster.node.execute(predictor, "python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
 
 
 def test_the_mesh_needs_nothing_that_the_policies_do_not_allow(cluster: Cluster) -> None:
