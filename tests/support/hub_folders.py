@@ -21,15 +21,11 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from libs.families import FAMILIES
 from libs.texts import TextModel, byte_alphabet
 from libs.texts.conversation import ChatMessage
 
-try:
-    from libs.families import FAMILIES as _RUN
-except ImportError:
-    from services.worker.engines.torch_engine.config import ARCHITECTURES as _RUN
-
-ARCHITECTURES = tuple(_RUN)
+ARCHITECTURES = tuple(FAMILIES)
 """Those that the torch engine runs, by their names in config.json."""
 ANSWER = "yes"
 ASKED = "Is it? <|im_end|></s>"
