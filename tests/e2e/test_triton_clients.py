@@ -3,10 +3,12 @@ and, over gRPC, inside the mesh with a certificate."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -110,6 +112,17 @@ def test_their_errors_say_what_is_wrong(found: Any) -> None:
         names = ("RepositoryModelLoad", "sequence_id", "CudaSharedMemoryStatus", "ModelStreamInfer")
         for (status, words), name in zip(unsupported, names, strict=True):
             assert (status, name in words) == ("StatusCode.UNIMPLEMENTED", True), (kind, words)
+
+
+def test_the_lines_that_up_prints_ask_for_a_prediction(mesh: Mesh, found: Any) -> None:
+    printed = mesh.up_output.partition("tritonclient (predictions")[2].splitlines()[1:]
+    lines = itertools.takewhile(lambda line: not line.startswith("  (or"), printed)
+    command = [sys.executable, "-P", "-c", textwrap.dedent("\n".join(lines))]
+    done = subprocess.run(
+        command, env={**os.environ, **mesh.env}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout.strip().strip("[]")) < 1
 
 
 async def test_the_meshs_own_client_asks_predictors_inside_the_mesh(mesh: Mesh, found: Any) -> None:
