@@ -47,14 +47,16 @@ RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src &&
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /out/opt/app /wheel/*.whl && \
     mkdir -p /out/usr/share && ln -s /opt/app/weir_files /out/usr/share/weir && seal /out
 
-# What predictors run models with, all but torch. What converts and tests stays behind: 30 MB. LightGBM wants the system's
-# OpenMP, which slim images have not; scikit-learn brings it.
+# What predictors run models with, all but torch. What converts, tests and compiles stays behind, and data sets to learn
+# from: 35 MB. LightGBM wants the system's OpenMP, which slim images have not; scikit-learn brings it.
 FROM packages AS predictor-packages
 COPY deploy/images/predictor.lock /locks/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip install --target /out/opt/predictor --no-deps --require-hashes -r /locks/predictor.lock && \
-    cd /out/opt/predictor && rm -r bin onnxruntime/quantization onnxruntime/tools onnxruntime/transformers && \
+    cd /out/opt/predictor && rm -r bin onnxruntime/quantization onnxruntime/tools onnxruntime/transformers \
+        sklearn/datasets/data sklearn/datasets/descr sklearn/datasets/images && \
     find . -type d -name tests -prune -exec rm -r {} + && \
+    find . -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' -o -name '*.c' \) -delete && \
     mkdir lib && ln -s "../$(echo scikit_learn.libs/libgomp-*)" lib/libgomp.so.1 && \
     seal /out
 
