@@ -107,7 +107,7 @@ def test_pods_are_what_the_namespace_admits(overlay: str) -> None:
 def test_no_manifest_holds_a_secret(overlay: str) -> None:
     assert [each for each in documents(overlay) if each["kind"] == "Secret"] == []
     assert not re.search(
-        r"PRIVATE KEY|weir_[A-Za-z0-9]{8,}_[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{12}", render(f"overlays/{overlay}")
+        r"PRIVATE KEY|\bwk_[a-z0-9]{4,32}_[A-Za-z0-9-]{16,64}|AKIA[A-Z0-9]{12}", render(f"overlays/{overlay}")
     )
 
 
