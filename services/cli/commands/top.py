@@ -96,7 +96,7 @@ def _looks(every: float) -> Iterator[Overview]:
         after = scraping.take(places)
         if not any(after.texts.values()):
             raise failed("no process of the mesh shows its metrics; see `weir status`")
-        if after.at > before.at:  # a clock that was set back says nothing of rates
+        if after.at - before.at >= 1:  # a clock that was set back says nothing of rates
             yield overview(Window(before.scrape(), after.scrape()))
         before = after
 
