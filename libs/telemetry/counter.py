@@ -41,6 +41,10 @@ class FastCounter(Collector):
             count = self._counts[values] = Count()
         return count
 
+    def forget(self, first: str) -> None:
+        """Show no series any more whose first label has this value."""
+        self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
+
     def describe(self) -> Iterator[CounterMetricFamily]:
         """See `Collector`: the names that it takes."""
         name, documentation, labelnames = self._told

@@ -144,7 +144,8 @@ class ChatRenderer:
             where = f"messages[{position}]"
             if message.tool_calls and not self._calls:
                 raise _refused(f"{where}.tool_calls", "shows no calls")
-            if message.name and message.role not in self._named:
+            # A result's name is its call's, which was said before: clients send it, templates need not show it.
+            if message.name and message.role not in self._named and message.role != "tool":
                 raise _refused(f"{where}.name", f"shows no names of the role {message.role}")
             # What was thought before the last question is what templates leave out that know thoughts.
             if message.reasoning and position > last_asked and not self._thoughts:

@@ -48,6 +48,7 @@ GROUPS: Groups = {
     },
     "What happens and why": {
         "diagnose": "commands.diagnose:diagnose",
+        "top": "commands.top:top",
         "tenants": {"explain": "commands.tenants:explain"},
         "workers": "commands.workers:workers",
         "predictors": "commands.predictors:predictors",

@@ -16,7 +16,7 @@ from libs.catalog.plans import DEFAULT_ANSWER
 from libs.deadlines import to_duration, to_seconds
 from libs.errors import WeirError
 from libs.limiter import Reservation
-from libs.outcomes import Begun
+from libs.outcomes import Begun, tenants
 from libs.routing import Route
 from libs.telemetry import get_logger
 from services.gateway import metrics
@@ -190,6 +190,7 @@ def _spend(parts: Parts, event: audit_pb2.RequestEvent, model: str) -> int:
 
 def _write(parts: Parts, request: Request, progress: Progress, event: audit_pb2.RequestEvent) -> None:
     parts.audit.write(_record(parts, request.id, event), progress.place, traceparent=request.traceparent)
+    tenants.count(event, parts.clock.monotonic())
     log.debug(
         "request",
         trace=request.traceparent,

@@ -7,6 +7,7 @@ from weir.audit.v1 import audit_pb2
 from libs.apikeys import user_pseudonym
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
+from libs.outcomes import tenants
 from libs.usage.records import PREDICT
 from services.predictor.call import Answer, Call, Rank
 from services.predictor.ladder import PRIOR
@@ -100,6 +101,7 @@ class Records:
         event.rows, event.spend_microusd = rows, spend
         spent = int((self._clock.monotonic() - call.arrived) * _SECOND)
         event.duration.seconds, event.duration.nanos = divmod(max(0, spent), _SECOND)
+        tenants.count(event, self._clock.monotonic())
         self._stamp(record)
 
     def lease(self, name: str, *, tenant: str, model: str, version: str) -> audit_pb2.Record:

@@ -179,7 +179,11 @@ CHAT = (
         OPENAI, "messages[].content", "a text or parts of type `text` and `refusal`; an assistant's may be null"
     ),
     *_honoured(OPENAI, "messages[].refusal", "an assistant's: text of its turn"),
-    *_honoured(OPENAI, "messages[].name", f"of roles whose name {_TEMPLATE} shows"),
+    *_honoured(
+        OPENAI,
+        "messages[].name",
+        f"of roles whose name {_TEMPLATE} shows; a result's may be left out, its call says it",
+    ),
     *_honoured(
         OPENAI,
         "messages[].tool_call_id",

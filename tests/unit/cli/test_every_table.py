@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2
 
 from libs.artifacts import gc as collecting
+from libs.diagnosis import Process, overview
 from libs.registry import RegistrySnapshot
 from libs.resources.codec import pack
 from libs.resources.kinds import KINDS
@@ -44,6 +46,7 @@ from services.cli.commands import (
     schema,
     show,
     slo,
+    top,
     usage,
     workers,
     xds,
@@ -331,6 +334,20 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     for window in ("5m", "30m", "1h", "2h", "6h", "1d", "3d"):
         one.burn_rates[window] = 1234.5
     slo.print_budgets([pb.ErrorBudget(route="generate", tier="quality", objectives=[one])])
+
+
+@case("top.frame", TENANT, WORKER, "REJECTED_QUEUE_FULL", "99 s", "1234.50")
+def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    plane = overview.Plane("generate", 1234.5, 12.3, 98_765.4, 0.1234, 99.1)
+    who = overview.Tenant(TENANT, 1234.5, 12.3, 98_765.4, 1234.5)
+    busy = overview.Serving(Process(WORKER, "worker"), 0.987, 256, 128, 0.999, (MODEL, MODEL))
+    idle = overview.Serving(Process("predictor-a", "predictor"), 0.0, 0, 0, math.nan, ())
+    queue = overview.Queue("stone-search", 1234, 12.3, 0.123)
+    binds = ("decode", "queue")
+    found = overview.Overview(
+        (plane,), (("REJECTED_QUEUE_FULL", 12.3),), (queue,), (busy, idle), (who,), (WORKER,), binds
+    )
+    output.write("\n".join(top.frame(found)))
 
 
 @case("operators.list_", BY_TOKEN, "publisher, releaser")

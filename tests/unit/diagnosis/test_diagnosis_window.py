@@ -130,6 +130,7 @@ def test_what_a_restarted_process_does_it_does_since_its_start() -> None:
 def test_every_metric_that_a_rule_reads_exists() -> None:
     for service in OWNERS:
         importlib.import_module(f"services.{service}.metrics")
+    importlib.import_module("libs.outcomes.tenants")
     there = set(re.findall(r"^# TYPE (\S+)", generate_latest(REGISTRY).decode(), re.MULTILINE))
     there |= {f"{name}{end}" for name in there for end in ("_sum", "_count")}
     sources = Path(libs.diagnosis.__file__).parent.glob("*.py")

@@ -153,6 +153,15 @@ def test_results_that_only_their_order_tells_come_in_the_order_of_their_calls(li
         assert caught.value.limit == "messages[2].tool_call_id"
 
 
+def test_a_results_name_is_its_calls_and_need_not_be_shown() -> None:
+    called = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+    model = model_of(f"{{% for m in messages %}}{{{{ m.content }}}}{called}{{% endfor %}}")
+    results = [ChatMessage("tool", "1", name="f", tool_call_id="c1"), ChatMessage("tool", "2", name="g")]
+    assert shown(model, [ASKED, CALLS, *results]).endswith("12")
+    with pytest.raises(WeirError, match="shows no names of the role user"):
+        model.encode_chat([ChatMessage("user", "x", name="ann")])
+
+
 def test_arguments_are_text_where_the_template_takes_text_and_no_content_is_none_where_it_asks_for_that() -> None:
     """As DeepSeek's templates do."""
     model = model_of(
