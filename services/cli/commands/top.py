@@ -60,9 +60,9 @@ def frame(found: Overview) -> Iterator[str]:
     if found.reasons:
         yield from ("", *table_lines(("REASON", "PER S"), [(name, _rate(rate)) for name, rate in found.reasons[:6]]))
     if found.queues:
-        rows = [(each.pool, f"{each.waiting:.0f}", _time(each.wait), f"{each.refused:.0%}") for each in found.queues]
-        yield from ("", *table_lines(("POOL", "WAITING", "WAIT", "NO ROOM"), rows))
-    rows = [
+        pools = [(each.pool, f"{each.waiting:.0f}", _time(each.wait), f"{each.refused:.0%}") for each in found.queues]
+        yield from ("", *table_lines(("POOL", "WAITING", "WAIT", "NO ROOM"), pools))
+    serving = [
         (
             each.process.name,
             f"{each.busy:.0%}",
@@ -74,14 +74,14 @@ def frame(found: Overview) -> Iterator[str]:
         for each in found.serving
     ]
     columns = ("PROCESS", "BUSY", "RUNNING", "WAITING", "KV", "VERSIONS")
-    yield from ("", *table_lines(columns, rows, least=("VERSIONS", "WAITING")))
+    yield from ("", *table_lines(columns, serving, least=("VERSIONS", "WAITING")))
     if found.tenants:
-        rows = [
+        tenants = [
             (each.name, _rate(each.requests), _rate(each.refused), _rate(each.used), f"{each.dollars:.2f}")
             for each in found.tenants
         ]
-        columns = ("TENANT", "REQUESTS/S", "REFUSED/S", "TOKENS OR ROWS/S", "$ AN HOUR")
-        yield from ("", *table_lines(columns, rows, least=("REFUSED/S",)))
+        of_tenants = ("TENANT", "REQUESTS/S", "REFUSED/S", "TOKENS OR ROWS/S", "$ AN HOUR")
+        yield from ("", *table_lines(of_tenants, tenants, least=("REFUSED/S",)))
 
 
 def _looks(every: float) -> Iterator[Overview]:
