@@ -35,11 +35,11 @@ import boto3
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.artifacts import BLOBS, fetch, open_store
+from libs.families import parse_config
 from libs.registry import MemoryStore, keys, snapshot_of
 from libs.supervisor.leash import leashed
 from loadtest.figures import table
 from loadtest.overload import output
-from services.worker.engines.torch_engine.config import parse_config
 from services.worker.engines.torch_engine.weights import expected_shapes
 from tests.support.checkpoint import LLAMA, REVISION
 from tests.support.operator import ROOT, Operator

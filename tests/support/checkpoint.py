@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from services.worker.engines.torch_engine.config import parse_config
+from libs.families import parse_config
 from services.worker.engines.torch_engine.weights import expected_shapes
 from tests.support.tokenizer import write_byte_tokenizer
 

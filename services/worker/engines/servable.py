@@ -7,13 +7,15 @@ vLLM and TensorRT-LLM decide when they load: here is what their adapters would r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from typing import Any
 
+from libs.families import ModelConfig, parse_config
 from services.worker.engines.port import EngineLoadError
-from services.worker.engines.torch_engine.config import ModelConfig, load_config, parse_config
+from services.worker.engines.torch_engine.config import load_config
 from services.worker.engines.torch_engine.weights import (
     INDEX,
     SINGLE,
@@ -29,6 +31,8 @@ CONFIG = "config.json"
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _MOST_FIELDS = 300
 """Of a config.json in which it is looked for the fields that a reason lies in."""
+_MOST_LOOKS = 2000
+"""Fields that are looked at, in all: where many things speak against a config.json at once, not all are told."""
 _LONGEST = 120
 """Characters of a value that are shown."""
 _AUTOMATIC = "{} itself decides when it loads it"
@@ -81,23 +85,27 @@ def refusals(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object
 
     :param parse: raises EngineLoadError for what the engine does not do.
     """
-    return _refusals(raw, parse, frozenset())
+    return _refusals(raw, parse, frozenset(), count())
 
 
-def _refusals(raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object], left: frozenset[str]) -> list[str]:
+def _refusals(
+    raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], object], left: frozenset[str], looks: Iterator[int]
+) -> list[str]:
     reason = _refusal(raw, parse)
     if not reason.text:
         return []
     lies_in: dict[str, list[str]] = {}
     changing: set[str] = set()
     for name in raw.keys() - left if len(raw) <= _MOST_FIELDS else ():
+        if next(looks) >= _MOST_LOOKS:
+            break
         others = [{key: value for key, value in raw.items() if key != name}, {**raw, name: None}]
         for other in [*others, {**raw, name: 1}] if reason.malformed else others:
             then = _refusal(other, parse)
             if then.malformed or then.text == reason.text:
                 continue
             changing.add(name)
-            further = _refusals(other, parse, left | {name})
+            further = _refusals(other, parse, left | {name}, looks)
             if further or not then.text:
                 lies_in[name] = max(lies_in.get(name, []), further, key=len)
     if left and not lies_in:

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 
 from libs.children.alone import run_alone
+from libs.families import parse_config
 from services.worker.engines.port import EngineLoadError
 from services.worker.engines.servable import ENGINES, refusals, verdicts
-from services.worker.engines.torch_engine.config import parse_config
 from services.worker.model_files import ModelFiles
 from tests.support.checkpoint import LLAMA, write_checkpoint
 
@@ -100,6 +100,22 @@ def test_a_field_that_is_wrong_even_where_it_is_left_out_hides_no_other() -> Non
     ]
     assert refusals({"window": None, "rope": None}, parse) == []
     assert refusals({}, parse) == ["a window of 4096"]
+
+
+def test_many_faults_at_once_are_looked_for_within_a_bound() -> None:
+    """Each of these fields is a fault of its own, so that what is left of them could be tried in 2 to the 40 ways."""
+    tried = 0
+
+    def parse(raw: Mapping[str, Any]) -> None:
+        nonlocal tried
+        tried += 1
+        assert tried < 10_000
+        wrong = [name for name, value in raw.items() if value not in (None, 0)]
+        if wrong:
+            raise EngineLoadError(f"{min(wrong)} is not done")
+
+    found = refusals({f"field{number:02}": 2 for number in range(40)}, parse)
+    assert found[0].startswith("field00 is not done")
 
 
 def test_a_context_longer_than_the_models_is_a_reason(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from libs.versions.ends import ends_of
 from services.worker.engines.port import EngineLoadError
 from services.worker.model_files import ModelFiles
 
-__all__ = ["GENERATION", "ModelConfig", "load_config", "parse_config"]
-
 GENERATION = "generation_config.json"
 
 
