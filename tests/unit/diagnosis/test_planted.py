@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
-from libs.diagnosis import Cost, Stage, diagnose
+from libs.diagnosis import Cost, Scrape, Stage, diagnose
 from libs.quota.prices import Price, PriceBook
 from loadtest.observe.planted import Planted, healthy, planted
 from simulation.scenario import Cluster, Scenario, TenantSpec
@@ -17,9 +19,15 @@ def named(situation: Planted) -> str:
     return situation.name
 
 
+@cache
+def scrapes(situation: Planted) -> tuple[Scrape, Scrape]:
+    """Planted once, whichever tests look at it."""
+    return situation.scrapes()
+
+
 @pytest.mark.parametrize("situation", PLANTED, ids=named)
 def test_what_binds_is_named_with_what_speaks_for_it_and_what_to_do(situation: Planted) -> None:
-    before, after = situation.scrapes()
+    before, after = scrapes(situation)
     found = diagnose(before, after).binds
     assert found is not None
     assert found.stage is situation.stage
@@ -33,7 +41,7 @@ def test_what_binds_is_named_with_what_speaks_for_it_and_what_to_do(situation: P
 
 @pytest.mark.parametrize("situation", HEALTHY, ids=named)
 def test_on_a_healthy_mesh_nothing_is(situation: Planted) -> None:
-    assert diagnose(*situation.scrapes()).findings == ()
+    assert diagnose(*scrapes(situation)).findings == ()
 
 
 def test_every_stage_is_planted() -> None:
@@ -42,7 +50,7 @@ def test_every_stage_is_planted() -> None:
 
 def test_whom_it_binds_for_is_told() -> None:
     names = ("one tenant", "limiter shard", "cold model", "skewed placement")
-    found = {each.name: diagnose(*each.scrapes()).findings[0].whom for each in PLANTED if each.name in names}
+    found = {each.name: diagnose(*scrapes(each)).findings[0].whom for each in PLANTED if each.name in names}
     assert found["one tenant"] == {"tenant": "flooder", "pool": "one tenant"}
     assert found["limiter shard"] == {"process": "ratelimit-1"}
     assert found["cold model"] == {"version": "weir-quality@2", "state": "loading"}
