@@ -32,7 +32,7 @@ SCALARS = TEXT | LINES | st.integers() | st.booleans() | st.floats(allow_nan=Fal
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(TEXT, VALUES, min_size=1))
 def test_whatever_is_written_is_read_back(value: dict[str, Any]) -> None:
     text = documents.dump(value)
@@ -41,7 +41,7 @@ def test_whatever_is_written_is_read_back(value: dict[str, Any]) -> None:
     assert documents.dump(read) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.dictionaries(TEXT, TEXT, min_size=1)))
 def test_documents_stay_apart(values: list[dict[str, str]]) -> None:
     assert [value for _, value in documents.load_all(documents.dump_all(values), "f")] == values

@@ -279,7 +279,7 @@ EVENT = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(events=st.lists(EVENT, max_size=60))
 def test_after_any_history_all_replicas_agree_on_what_was_used(events) -> None:
     """Every request is settled where somebody knows its lease or nobody ever settles it twice within one interval."""

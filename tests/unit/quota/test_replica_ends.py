@@ -29,7 +29,7 @@ def replica(name: str) -> Replica:
     return Replica(ledger)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(EVENT, max_size=40))
 @example(
     [  # c ends a lease that b has not ended yet, and takes over from b the part in which it was charged

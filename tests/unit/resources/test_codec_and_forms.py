@@ -59,7 +59,7 @@ def numbers(message: Message) -> Iterator[float]:
 
 
 @BY_KIND
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data())
 def test_a_message_comes_back_from_its_resource_and_from_the_store(kind: Kind, data: st.DataObject) -> None:
     message = named(kind, data)
@@ -86,6 +86,7 @@ def test_a_message_comes_back_from_its_resource_and_from_the_store(kind: Kind, d
 
 
 @BY_KIND
+@settings(max_examples=15)
 @given(st.data())
 def test_names_stand_in_the_metadata_alone(kind: Kind, data: st.DataObject) -> None:
     spec = getattr(pack(named(kind, data)), kind.part)
@@ -107,7 +108,7 @@ def in_range(message: Message) -> bool:
 
 
 @BY_KIND
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data())
 def test_what_people_write_is_what_is_stored(kind: Kind, data: st.DataObject) -> None:
     message = named(kind, data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.routing import Target, assign, bucket_of
@@ -47,6 +47,7 @@ def test_no_weight_means_no_target() -> None:
     assert assign("a", [], "k") is None
 
 
+@settings(max_examples=40)
 @given(two_weightings(("m@1", "m@2", "m@3")))
 def test_callers_leave_only_shrinking_targets_and_join_only_growing_ones(
     weightings: tuple[list[Target], list[Target]],
@@ -65,6 +66,7 @@ def test_callers_leave_only_shrinking_targets_and_join_only_growing_ones(
             assert new[key] in [*grown, "m@1"]
 
 
+@settings(max_examples=40)
 @given(two_weightings(("m@1", "m@2")))
 def test_growing_a_canary_moves_callers_only_to_it(weightings: tuple[list[Target], list[Target]]) -> None:
     small, large = sorted(weightings, key=lambda ts: next(t.weight for t in ts if t.model_version == "m@2"))

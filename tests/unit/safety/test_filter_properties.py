@@ -236,7 +236,7 @@ def test_shipped_packs_stream_as_defined(name: str, pieces: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rule", rules_from_json((PACKS / "default.json").read_text()), ids=lambda rule: rule.id)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_every_shipped_pattern_alone(rule: Rule, data: st.DataObject) -> None:
     pack = compile_pack("one", 1, [rule])
