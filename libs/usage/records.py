@@ -45,6 +45,9 @@ class Used(msgspec.Struct):
     time: str
     """RFC 3339, UTC."""
     event: Event
+    sealed_by: str = ""
+    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": of an end user one in each month,
+    which says nothing to who has no key, and to nobody once it is destroyed. Empty of a record that is not sealed."""
 
     @property
     def day(self) -> str:
@@ -67,6 +70,7 @@ class _Record(msgspec.Struct):
     id: str = ""
     time: str = ""
     tenant: str = ""
+    key: str = ""
     request: Event | None = None
     usage: Event | None = None
 
@@ -86,4 +90,5 @@ def read(record: bytes) -> Used | None:
     if event is None:
         return None
     event.tenant = event.tenant or found.tenant
-    return Used(event.request_id or found.id.removeprefix("unknown-").partition("/")[0], found.time, event)
+    name = event.request_id or found.id.removeprefix("unknown-").partition("/")[0]
+    return Used(name, found.time, event, found.key)

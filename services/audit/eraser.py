@@ -46,8 +46,8 @@ class Eraser:
     """Retention by class."""
     anchored: Callable[[], int]
     """The last record that every anchor knows of: what they point at must stay."""
-    add_up: Callable[[], Awaitable[None]]
-    """Keeps the sums of everything that is in the log."""
+    projected: Callable[[], int]
+    """The last record that the store of records has: bills outlast the log."""
     record: Callable[[str, str, str, str], Awaitable[object]]
     """Records (actor, action, resource, reason)."""
 
@@ -123,7 +123,6 @@ class Eraser:
             # In a thread of its own: an old log may have gigabytes to look at, and commits do not wait for that.
             first = await asyncio.to_thread(self._first_kept, now)
             if first:
-                await self.add_up()
                 why = f"records 1 to {first - 1} are older than their retention"
                 await self.record(self.source, "audit.Truncate", "audit/*", why)
                 await self._on_thread(lambda: self.files.truncate(first))
@@ -140,6 +139,9 @@ class Eraser:
         for at, (_, path) in enumerate(found[:-1]):
             following = found[at + 1][0]
             if following - 1 > anchored:
+                break
+            if following - 1 > (projected := self.projected()):
+                log.warning("audit_truncation_waits_for_records", projected=projected, wanted=following - 1)
                 break
             try:
                 headers = [header_of(decode_entry(line).record) for line in lines_of(path)[0]]
