@@ -140,14 +140,14 @@ class Eraser:
             following = found[at + 1][0]
             if following - 1 > anchored:
                 break
-            if following - 1 > (projected := self.projected()):
-                log.warning("audit_truncation_waits_for_records", projected=projected, wanted=following - 1)
-                break
             try:
                 headers = [header_of(decode_entry(line).record) for line in lines_of(path)[0]]
             except (LineError, FrameError):
                 break  # damage is evidence
             if not expired(headers, self.days, now):
+                break
+            if following - 1 > (projected := self.projected()):
+                log.warning("audit_truncation_waits_for_records", projected=projected, wanted=following - 1)
                 break
             kept = following
         return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,10 @@ from services.records.schema import COUNTS, KEY, leases, position, requests, uns
 
 _MIGRATING = 0x77656972
 """The lock of PostgreSQL under which one process at a time changes the schema."""
+
+
+_ALEMBIC = threading.Lock()
+"""What it works on it keeps in globals."""
 
 
 class StoreAwayError(Exception):
@@ -85,7 +90,8 @@ class Store:
             if not self._sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATING)))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            with _ALEMBIC:
+                command.upgrade(config, "head")
         return self.position()
 
     def close(self) -> None:
@@ -264,6 +270,8 @@ class Store:
             {**key._asdict(), "segment": segment, **{name: getattr(counts, name) for name in COUNTS}}
             for key, counts in fold.sums.items()
         ]
+        if not rows:
+            return
         statement = self._insert(usage)
         more = {name: usage.c[name] + statement.excluded[name] for name in COUNTS}
         connection.execute(
