@@ -1,4 +1,4 @@
-"""Backups of what the mesh cannot make again: etcd, the audit log and the sums of usage, in a blob store. See README.md."""
+"""Backups of what the mesh cannot make again: etcd, the audit log, sums of usage, in a blob store. See README.md."""
 
 from libs.backup.archive import NoBackupError, erased_since, fetch, latest, load, save
 from libs.backup.auditlog import AuditLogError

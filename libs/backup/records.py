@@ -32,7 +32,9 @@ def sums_in(folder: Path) -> bytes:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
             made.execute("ATTACH ? AS live", (str(path),))
             made.execute("BEGIN")
-            found = made.execute("SELECT type, name, sql FROM live.sqlite_master WHERE sql IS NOT NULL ORDER BY type DESC")
+            found = made.execute(
+                "SELECT type, name, sql FROM live.sqlite_master WHERE sql IS NOT NULL ORDER BY type DESC"
+            )
             for kind, name, sql in found.fetchall():
                 made.execute(sql)
                 if kind == "table" and name != _MADE_AGAIN:

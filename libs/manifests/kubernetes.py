@@ -33,8 +33,8 @@ HEAD = "# Written by bin/k8s-manifests from deploy/topology.toml: change that, o
 _STABLE = frozenset(service for service, row in ROWS.items() if row.direct)
 """Services whose pods keep their names, since each is a user of etcd."""
 _ONCE = ("audit", "collector", "records")
-"""Services with one process: one log, in which a record is once and whoever reads it finds all; traces in one place, and
-the store of records, whose database may lie beside it."""
+"""Services with one process: one log, in which a record is once and whoever reads it finds all; traces in one place;
+and the store of records, whose database may lie beside it."""
 _STATE = "/var/lib/weir"
 _MEMBERS = "--initial-cluster="
 _JOBS = ("rights", "seed")

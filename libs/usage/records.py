@@ -46,8 +46,8 @@ class Used(msgspec.Struct):
     """RFC 3339, UTC."""
     event: Event
     sealed_by: str = ""
-    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": of an end user one in each month,
-    which says nothing to who has no key, and to nobody once it is destroyed. Empty of a record that is not sealed."""
+    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": an end user's is another one in
+    each month, says nothing to who has no key, and is nobody's once it is destroyed. Empty: the record is not sealed."""
 
     @property
     def day(self) -> str:

@@ -1,4 +1,4 @@
-"""What one more request changes in the sums, each request counted once. Pure; whoever keeps the sums says what it knew."""
+"""What one more request changes in the sums, each request counted once. Pure: whoever keeps them says what it knew."""
 
 from __future__ import annotations
 

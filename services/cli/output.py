@@ -81,8 +81,8 @@ def print_table(
 def print_found(
     output: str, told: Any, columns: Names, rows: Rows, *, empty: str, extra: Names = (), least: Names = ()
 ) -> None:
-    """Prints what a command found as its `--output` says: `told` as JSON, else the rows; see `print_table`. As CSV, `told`
-    holds one list, of objects with the same fields."""
+    """Prints what a command found as its `--output` says: `told` as JSON, else the rows; see `print_table`. As CSV,
+    `told` holds one list, of objects with the same fields."""
     if output == "json":
         print_json(told)
     elif output == "csv":

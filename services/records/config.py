@@ -11,8 +11,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     audit: str = "xds:///audit.weir.internal"
     """Where the audit service is: an xDS name, or "host:port" in tests."""
     database: str = ""
-    """A URL as SQLAlchemy has it: postgresql+psycopg://USER@HOST/NAME (beyond one machine, or for several processes), or
-    sqlite:////PATH. Empty: an SQLite file in `state_dir`. A password belongs into PGPASSFILE, not here."""
+    """A URL as SQLAlchemy has it: postgresql+psycopg://USER@HOST/NAME (beyond one machine, or for several processes),
+    or sqlite:////PATH. Empty: an SQLite file in `state_dir`. A password belongs into PGPASSFILE, not here."""
     request_days: int = 400
     """How many days a request's row is kept. The audit log's own retention is its own; 0: for ever."""
     usage_days: int = 0

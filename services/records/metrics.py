@@ -5,7 +5,9 @@ from prometheus_client import Counter, Gauge, Histogram
 PROJECTED = Counter("weir_records_projected_total", "Records of the audit log that were projected.")
 SEQUENCE = Gauge("weir_records_sequence", "The last record of the audit log that is in the store.")
 BEHIND = Gauge("weir_records_behind", "Records of the audit log that are not in the store yet.")
-INTACT = Gauge("weir_records_intact", "0 while the log does not continue what the store has: see `weir records rebuild`.")
+INTACT = Gauge(
+    "weir_records_intact", "0 while the log does not continue what the store has: see `weir records rebuild`."
+)
 AVAILABLE = Gauge("weir_records_database_available", "0 while the database cannot be used.")
 BATCH = Histogram(
     "weir_records_batch_seconds",

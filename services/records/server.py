@@ -72,7 +72,9 @@ class Questions:
             first = convert.day_of(found.since)
             raise WeirError(Reason.NOT_FOUND, f"the sums of days before {first} are lost", limit="since")
         if len(found.rows) > MAX_SUMS:
-            raise WeirError(Reason.INVALID_REQUEST, f"more than {MAX_SUMS} rows: ask for less time, or by less", limit="by")
+            raise WeirError(
+                Reason.INVALID_REQUEST, f"more than {MAX_SUMS} rows: ask for less time, or by less", limit="by"
+            )
         rows = [(convert.values_told(question.by, values), counts) for values, counts in found.rows]
         if "user" in question.by:
             rows = await self._named(question, rows)
@@ -125,8 +127,8 @@ class RecordsServicer(records_pb2_grpc.RecordsServiceServicer):
     ) -> records_pb2.ListRequestsResponse:
         """A page of requests.
 
-        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for whoever has no role, or none for this tenant; others as
-            `Questions.requests`.
+        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for whoever has no role, or none for this tenant; others
+            as `Questions.requests`.
         """
         self._check("records.ListRequests", request.tenant, context)
         return await self._questions.requests(request)

@@ -172,7 +172,9 @@ class Store:
             rows = list(connection.execute(question.statement()))
         names = len(question.by)
         return Sums(
-            [(tuple(row[:names]), Counts(*map(int, row[names:]))) for row in rows], at.sequence, at.since if at.base else 0
+            [(tuple(row[:names]), Counts(*map(int, row[names:]))) for row in rows],
+            at.sequence,
+            at.since if at.base else 0,
         )
 
     def everything(self) -> tuple[Position, dict[tuple[Key, int], Counts]]:
@@ -195,7 +197,7 @@ class Store:
         """
         with self._begin() as connection:
             statement = sa.select(users.c.name, users.c.sequence).where(users.c.name.in_(list(names)))
-            return {name: sequence for name, sequence in connection.execute(statement)}
+            return {row[0]: row[1] for row in connection.execute(statement)}
 
     def retain(self, *, before: int, hour: int, most: int) -> int:
         """Drops requests of before a moment (milliseconds), at most so many, and how many those were; and all sums of
@@ -293,7 +295,9 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-            raise StoreAwayError(type(error.orig if isinstance(error, sa.exc.DBAPIError) else error).__name__) from error
+            raise StoreAwayError(
+                type(error.orig if isinstance(error, sa.exc.DBAPIError) else error).__name__
+            ) from error
 
 
 def _configure(connection: Any, _: object) -> None:

@@ -1,4 +1,4 @@
-"""The store of records, in SQLite and in PostgreSQL: one contract. What it has added up is what the pure fold adds up."""
+"""The store of records, in SQLite and in PostgreSQL: one contract. Its sums are the pure fold's."""
 
 from __future__ import annotations
 
@@ -153,7 +153,9 @@ def test_however_it_comes_the_sums_are_the_pure_folds(
     assert stored(store) == folded(records)
     for by in DIMENSIONS:
         rows = store.sums(Question(by=(by,))).rows
-        assert sum(counts.completion for _, counts in rows) == sum(each["usage"]["completion_tokens"] for each in records)
+        assert sum(counts.completion for _, counts in rows) == sum(
+            each["usage"]["completion_tokens"] for each in records
+        )
     assert len(store.page(Wanted(size=100)).rows) == len(records)
 
 
@@ -176,7 +178,9 @@ def test_pages_have_every_request_once_in_order_however_little_one_looks_at(
         rows = list(enumerate(told, 1))
         wanted = [
             sequence
-            for sequence, (tenant, _, outcome) in sorted(rows, key=lambda row: row[0] if follow else (-row[1][1], -row[0]))
+            for sequence, (tenant, _, outcome) in sorted(
+                rows, key=lambda row: row[0] if follow else (-row[1][1], -row[0])
+            )
             if equal.get("tenant", tenant) == tenant and equal.get("outcome", outcome) == outcome
         ]
         found: list[int] = []
@@ -296,7 +300,7 @@ def test_a_log_whose_beginning_is_gone_is_made_anew_from_where_it_begins(store: 
         at = store.project(at, lines[first - 1 : first + 3], segment=first, base=0)
     before = stored(store)
     # Retention has removed records 1 to 4; a row of 6 is damaged.
-    with sa.create_engine(store._engine.url).begin() as connection:
+    with store._engine.begin() as connection:
         connection.execute(sa.text('UPDATE "usage" SET requests = 99 WHERE segment = 5'))
     assert stored(store) != before
     at = store.reset(4, json.loads(lines[4])["prev"])

@@ -88,8 +88,9 @@ def restore(
     down and have lost its data; else only what they, and --records, name.
 
     Every byte is checked against the id, and the audit log against its signatures. A snapshot in a file is for `etcdutl
-    snapshot restore`, once for every member, with a token that is new. Rows of requests come back by `weir records rebuild`. What was erased from the audit log stays erased,
-    by its own tombstones and the newest backup's. --dry-run fetches and checks everything.
+    snapshot restore`, once for every member, with a token that is new. What was erased from the audit log stays erased,
+    by its own tombstones and the newest backup's. A store of records that is there stays; rows of requests are made
+    anew by `weir records rebuild`. --dry-run fetches and checks everything.
     """
     from libs.backup import auditlog, erased_since
     from libs.backup import records as sums
@@ -152,7 +153,9 @@ async def _fetched(
             raise NoBackupError(f"backup {wanted[:12]}… holds no {name}")
     if etcd or audit or records:
         asked_for = {"etcd": etcd, "audit": audit, "records": records}
-        manifest = replace(manifest, **{name: getattr(manifest, name) if has else None for name, has in asked_for.items()})
+        manifest = replace(
+            manifest, **{name: getattr(manifest, name) if has else None for name, has in asked_for.items()}
+        )
     await fetch(opened, manifest, folder)
     return wanted, manifest
 

@@ -16,9 +16,9 @@ def rebuild(
 ) -> None:
     """Drop the records of requests and the sums, and make them anew out of the audit log.
 
-    For an owner: after a restore, or when `weir usage reconcile` says that sums differ. What the log has truncated stays
-    as it is: nothing else knows it. Nobody who serves requests notices. Exit code 1 when it is not done in time; it goes
-    on.
+    For an owner: after a restore, or when `weir usage reconcile` says that sums differ. What the log has truncated
+    stays as it is: nothing else knows it. Nobody who serves requests notices. Exit code 1 when it is not done in time;
+    it goes on.
     """
     with calls.service("records") as records:
         answer = records("Rebuild", timeout=wait + calls.TIMEOUT, patience={"seconds": wait})

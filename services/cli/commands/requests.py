@@ -14,7 +14,20 @@ from services.cli.app import CsvOutput, Option, UsageError
 from services.cli.commands.usage import moment
 from services.cli.output import cell, print_found, print_json, short, timestamp, write
 
-_COLUMNS = ("TIME (UTC)", "REQUEST", "TENANT", "MODEL", "OUTCOME", "PROMPT", "OUTPUT", "COST", "CLASS", "KEY", "WHAT", "USER")
+_COLUMNS = (
+    "TIME (UTC)",
+    "REQUEST",
+    "TENANT",
+    "MODEL",
+    "OUTCOME",
+    "PROMPT",
+    "OUTPUT",
+    "COST",
+    "CLASS",
+    "KEY",
+    "WHAT",
+    "USER",
+)
 _WIDE = ("CLASS", "KEY", "WHAT", "USER")
 _LEAST = ("COST", "PROMPT", "OUTPUT", "TENANT", "MODEL")
 _PAGE = 1_000

@@ -101,7 +101,9 @@ def reconcile(
     differ = [{"what": each.what, "subject": each.subject, "detail": each.detail} for each in answer.differences]
     differ += [{"what": "sums", "subject": each.subject, "detail": each.detail} for each in stored.differences]
     if as_json:
-        print_json(plain(answer, unset=True) | {"differences": differ, "store": {"first": stored.first, "last": stored.last}})
+        print_json(
+            plain(answer, unset=True) | {"differences": differ, "store": {"first": stored.first, "last": stored.last}}
+        )
     else:
         for each in differ:
             say(f"{each['what']}: {each['subject']}: {each['detail']}")

@@ -7,7 +7,7 @@ into the HTTP status. An error after it is an event in the stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from google.api import httpbody_pb2
@@ -74,8 +74,8 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         max_body_bytes: int,
         clock: Clock,
     ) -> None:
-        """`usage` asks the store of records; it raises WeirError. `max_body_bytes` bounds what a compressed body may grow
-        to."""
+        """`usage` asks the store of records; it raises WeirError. `max_body_bytes` bounds what a compressed body may
+        grow to."""
         self._usage = usage
         self._max_body_bytes = max_body_bytes
         self._pipeline = pipeline

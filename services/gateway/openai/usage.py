@@ -1,6 +1,6 @@
-"""`/v1/organization/usage/completions`, `…/embeddings`, `…/predictions` and `/v1/organization/costs`: what a tenant used
-and what it cost, for its own admins. The pages are as OpenAI's, which has no predictions; hours and days are those of
-UTC."""
+"""`/v1/organization/usage/completions`, `…/embeddings`, `…/predictions` and `/v1/organization/costs`: what a tenant
+used and what it cost, for its own admins. The pages are as OpenAI's, which has no predictions; hours and days are those
+of UTC."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class Page(NamedTuple):
     def question(self) -> records_pb2.UsageRequest:
         """What the store of records is asked; the tenant is the caller's business."""
         by = ["day" if self.width is _DAYS else "hour", *self.groups.values()]
-        return records_pb2.UsageRequest(
-            since=_moment(self.first), until=_moment(self.last + self.width.step), by=by
-        )
+        return records_pb2.UsageRequest(since=_moment(self.first), until=_moment(self.last + self.width.step), by=by)
 
 
 def page_of(asked: Asked, now: float) -> Page:

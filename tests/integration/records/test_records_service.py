@@ -115,7 +115,11 @@ async def test_a_log_that_does_not_go_on_stops_it_until_it_is_rebuilt(
         for number in range(4):
             await link.append(request(number))
         assert counts(await records.stub.Usage(BY_TENANT, timeout=20)) == {("acme",): (4, 16, 40)}
-    async with audit_service(tmp_path / "b") as audit, connect(audit.port) as link, contextlib.AsyncExitStack() as stack:
+    async with (
+        audit_service(tmp_path / "b") as audit,
+        connect(audit.port) as link,
+        contextlib.AsyncExitStack() as stack,
+    ):
         for number in range(appended):
             await link.append(request(number, tenant="other"))
         records = await stack.enter_async_context(records_service(tmp_path / "records", audit.port))

@@ -72,7 +72,9 @@ class Records(records_pb2_grpc.RecordsServiceServicer):
 
     async def Usage(self, request: records_pb2.UsageRequest, context: Any) -> records_pb2.UsageResponse:  # noqa: N802
         self.asked = request
-        row = records_pb2.UsageRow(values=["x"] * len(request.by), requests=2, completion_tokens=7, spend_microusd=1_500)
+        row = records_pb2.UsageRow(
+            values=["x"] * len(request.by), requests=2, completion_tokens=7, spend_microusd=1_500
+        )
         return records_pb2.UsageResponse(rows=[row], sequence=9)
 
     async def ListRequests(  # noqa: N802

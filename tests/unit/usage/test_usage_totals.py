@@ -67,7 +67,12 @@ def test_records_of_anything_else_are_no_usage_and_sealed_ones_are_read_by_their
     names = b'{"class":"request","id":"r1","tenant":"acme","time":"2026-11-01T00:00:00Z",'
     sealed = read(names + b'"usage":{"prompt_tokens":7},"key":"2026-11/ab","sealed":"x"}')
     assert sealed is not None
-    assert (sealed.id, sealed.event.tenant, sealed.event.prompt_tokens, sealed.sealed_by) == ("r1", "acme", 7, "2026-11/ab")
+    assert (sealed.id, sealed.event.tenant, sealed.event.prompt_tokens, sealed.sealed_by) == (
+        "r1",
+        "acme",
+        7,
+        "2026-11/ab",
+    )
 
 
 LEDGER = Spent("acme", "Asia/Kolkata", "2026-11-02", 5, "2026-11", 10)

@@ -17,7 +17,8 @@ def upgrade() -> None:
     """Makes the tables."""
     op.create_table("position", sa.Column("one", sa.Integer, primary_key=True), *_numbers("sequence"), *_words("hash"),
                     *_numbers("base", "since"))  # fmt: skip
-    op.execute(f"INSERT INTO position VALUES (1, 0, '{'0' * 64}', 0, 0)")
+    position = sa.table("position", *map(sa.column, ("one", "sequence", "hash", "base", "since")))
+    op.bulk_insert(position, [{"one": 1, "sequence": 0, "hash": "0" * 64, "base": 0, "since": 0}])
     op.create_table(
         "requests",
         sa.Column(
