@@ -3,7 +3,7 @@
     python -m loadtest.records [--quick] [--rows N] [--database URL]
 
 rows_per_s    records projected in a second, of the last 200,000: with all rows and indexes that there are by then
-page_ms_p95   a page of 50 of a tenant, a key, a model, a request, an outcome, at random, beside `rows` rows (10 million)
+page_ms_p95   a page of 50 of a tenant, a key, a model, a request, an outcome, at random, beside `rows` (10 million)
 rss_mb        the process's resident memory at the end; `rss_growth_mb` since a tenth of the rows
 """
 

@@ -46,13 +46,8 @@ class Used(msgspec.Struct):
     """RFC 3339, UTC."""
     event: Event
     sealed_by: str = ""
-    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": an end user's is another one in
-    each month, says nothing to who has no key, and is nobody's once it is destroyed. Empty: the record is not sealed."""
-
-    @property
-    def day(self) -> str:
-        """The day in UTC, "2026-11-23"."""
-        return self.time[:10]
+    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": an end user's is another one
+    in each month, says nothing to who has no key, and is nobody's once it is destroyed. Empty: nothing is sealed."""
 
     @property
     def unknown(self) -> bool:

@@ -60,8 +60,8 @@ class Feed:
     async def read(self, request: audit_pb2.ReadRequest) -> audit_pb2.ReadResponse:
         """The next lines.
 
-        :raises WeirError: CONFLICT for records that the log does not have; DEPENDENCY_UNAVAILABLE when it cannot be read,
-            or is not open yet.
+        :raises WeirError: CONFLICT for records that the log does not have; DEPENDENCY_UNAVAILABLE when it cannot be
+            read, or is not open yet.
         """
         if not self._compared():
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit log is not open yet", retry_after=1.0)

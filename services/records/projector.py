@@ -54,6 +54,7 @@ class Projector:
         self._told = available
         self._at: Position | None = None
         self._opened = False
+        self._reachable = True
         self._asked = asyncio.Event()
         self._moved = asyncio.Event()
         self._rebuild = False
@@ -174,8 +175,9 @@ class Projector:
     def _available(self, available: bool, reason: str = "") -> None:
         metrics.AVAILABLE.set(int(available))
         metrics.INTACT.set(int(not self.fault))
-        if not available:
-            log.warning("records_database_away", reason=reason)
+        if available is not self._reachable:
+            self._reachable = available
+            log.info("records_database_back") if available else log.warning("records_database_away", reason=reason)
         self._told(available)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

@@ -37,7 +37,7 @@ def backup(
     records: Records = None,
     as_json: Json = False,
 ) -> None:
-    """Save etcd, the audit log and the sums of usage. Without --etcd and --audit those of the mesh on this machine; else
+    """Save etcd, the audit log and sums of usage. Without --etcd and --audit those of the mesh on this machine; else
     what is named.
 
     May run while everything runs. The store holds each file once, under its SHA-256: the next backup adds what is new.
