@@ -48,10 +48,10 @@ def requests(
     follow: Annotated[bool, Option("--follow -f", help="Show those that end from now on, until interrupted.")] = False,
     output: CsvOutput = "table",
 ) -> None:
-    """Show requests that ended, the newest first: who asked for what, what came of it, what it cost. No word of them.
+    """Show requests that ended, the newest first: whose, of what, with what outcome and cost.
 
-    End users stand under a name that changes every month, and is nobody's once they are erased; `weir usage show --by
-    user` names them.
+    No word of them is shown. End users stand under a name that changes every month, and is nobody's once they are
+    erased; `weir usage show --by user` names them.
     """
     exact = "model_version" if "@" in model else "model"
     asked: dict[str, Any] = {"request_id": request, "tenant": tenant, "key_id": key, "user": user, exact: model}

@@ -54,7 +54,7 @@ def budgets(
     tenant: Annotated[str, Option(help="Only this tenant's.")] = "",
     output: CsvOutput = "table",
 ) -> None:
-    """Show what tenants have left of their budgets, by the limiters' ledger: some seconds behind."""
+    """Show what tenants have left of their budgets, by the limiters' ledger."""
     from services.cli.explain.tenant import budget_of
 
     known, now = calls.snapshot("tenants", "budgets", "spend"), time.time()
