@@ -279,6 +279,10 @@ bench-admission: setup ## Measure what admission's decisions cost with hundreds 
 bench-journal: setup ## Measure what the gateway's journal costs a request, and how soon it is read after a kill.
 	$(PY) -m loadtest.journal $(if $(QUICK),--quick)
 
+.PHONY: bench-records
+bench-records: setup ## Measure the store of records: rows projected per second, a page beside 10 million rows (half an hour, 8 GB).
+	$(PY) -m loadtest.records $(if $(QUICK),--quick)
+
 .PHONY: bench-predict
 bench-predict: setup ## Measure predictions beside the bare libraries and an empty call (ten minutes).
 	$(PY) -m loadtest.bench_predict $(if $(QUICK),--quick)

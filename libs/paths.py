@@ -39,6 +39,7 @@ _EXACT = _COUNTED | {
     "/v1/batches": INFERENCE,
     "/v1/models": MODELS_READ,
     "/v1/organization/usage/completions": USAGE_READ,
+    "/v1/organization/usage/embeddings": USAGE_READ,
     "/v1/organization/usage/predictions": USAGE_READ,
     "/v1/organization/costs": USAGE_READ,
     NATIVE + "CountTokens": INFERENCE,
@@ -49,6 +50,8 @@ _EXACT = _COUNTED | {
     _TRANSCODED + "ListModels": MODELS_READ,
     _TRANSCODED + "GetModel": MODELS_READ,
     _TRANSCODED + "GetUsage": USAGE_READ,
+    _TRANSCODED + "GetEmbeddings": USAGE_READ,
+    _TRANSCODED + "GetPredictions": USAGE_READ,
     _TRANSCODED + "GetCosts": USAGE_READ,
 }
 _PREFIXES = (

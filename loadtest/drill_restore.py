@@ -177,7 +177,6 @@ class Drill:
         os.kill(pid, signal.SIGSTOP)
         for name in ("log", "checkpoints"):
             shutil.rmtree(self._audit / name)
-        (self._audit / "usage.state").unlink(missing_ok=True)
         weir("restore", str(self.store), "--audit", str(self._audit), seconds=120)
         os.kill(pid, signal.SIGKILL)
         found = eventually(self._contradicted, seconds=60, what="a log that its anchors contradict")

@@ -4,14 +4,12 @@
 <log>/lock                        held by the one process that writes
 <checkpoints>/checkpoints.log     signed checkpoints, outside the log's directory
 <keys>/checkpoint.key, .pub       the signing key
-usage.state                       what was used, added up: of records that were truncated the only book
 """
 
 from pathlib import Path
 
 CHECKPOINTS_NAME = "checkpoints.log"
 LOCK_NAME = "lock"
-USAGE_NAME = "usage.state"
 
 
 def segment_path(directory: Path, first: int) -> Path:

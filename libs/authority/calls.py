@@ -61,8 +61,7 @@ CALLS: Mapping[str, Methods] = {
         "Tail": _PEOPLE,
         "Verify": _PEOPLE,
         **dict.fromkeys(("Accept", "Erase", "Export", "RotateKeys", "Reconcile"), _PEOPLE),
-        # For a tenant's own admins the gateway asks, who knows them and their tenant.
-        "Usage": _PEOPLE | _GATEWAY,
+        **dict.fromkeys(("Read", "Users"), frozenset({"records"})),
     },
     # Tenants' workloads call these, through the edge or not.
     "weir.inference.v1.InferenceService": dict.fromkeys(("Generate", "Complete", "Embed", "CountTokens"), _ALL),
@@ -77,12 +76,17 @@ CALLS: Mapping[str, Methods] = {
     "weir.openai.v1.OpenAIService": dict.fromkeys(
         (
             *("CreateChatCompletion", "CreateCompletion", "CreateEmbedding", "ListModels", "GetModel"),
-            *("GetUsage", "GetPredictions", "GetCosts"),
+            *("GetUsage", "GetEmbeddings", "GetPredictions", "GetCosts"),
         ),
         _ALL,
     ),
     "weir.quota.v1.QuotaService": {"Session": _SERVING | {"ratelimit"}},
     # By role; a service follows, by Watch, the kinds that name it as a follower.
+    "weir.records.v1.RecordsService": {
+        # For a tenant's own admins the gateway asks, who knows them and their tenant.
+        "Usage": _PEOPLE | _GATEWAY,
+        **dict.fromkeys(("ListRequests", "Rebuild", "Compare"), _PEOPLE),
+    },
     "weir.registry.v1.RegistryService": {
         **dict.fromkeys(("Get", "List", "Watch", "History", "Diff", "WhoAmI"), _ALL),
         **dict.fromkeys(("Apply", "Delete", "Rollback", "CreateKey", "RevokeKey", "SteerRollout"), _ALL),

@@ -41,8 +41,9 @@ CALLS: Mapping[str, frozenset[Role]] = MappingProxyType(
         "Rollback": _OWNER,
         "audit.Tail": _AUDITOR,
         "audit.Verify": _AUDITOR,
-        "audit.Usage": _ANY,
-        **dict.fromkeys(("audit.Export", "audit.Reconcile"), _AUDITOR),
+        **dict.fromkeys(("audit.Export", "audit.Reconcile", "records.ListRequests", "records.Compare"), _AUDITOR),
+        "records.Usage": _ANY,
+        "records.Rebuild": _OWNER,
         **dict.fromkeys(("audit.Accept", "audit.Erase", "audit.RotateKeys"), _OWNER),
         "admission.ListWorkers": _ANY,
         "controlplane.FetchClientStatus": _ANY,
@@ -56,7 +57,7 @@ CALLS: Mapping[str, frozenset[Role]] = MappingProxyType(
 """Roles of which one suffices for every other call: the registry's by name, others' as "<service>.<call>"."""
 PER_TENANT = CHANGES | {
     *("Get", "List", "Watch", "History", "Diff", "WhoAmI"),
-    *("audit.Tail", "audit.Export", "audit.Usage"),
+    *("audit.Tail", "audit.Export", "records.ListRequests", "records.Usage"),
 }
 """Calls that tell and change no more than the tenants that a caller is kept to; the others are about the whole mesh."""
 TENANT_ROLES = frozenset({Role.VIEWER, Role.OPERATOR, Role.AUDITOR})

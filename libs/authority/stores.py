@@ -137,7 +137,7 @@ _BEHIND: dict[str, Row] = {
     "audit": _service("audit", reads=(_CHECKPOINT,), writes=(_CHECKPOINT,)),
     **{
         each: _service(each)
-        for each in ("collector", "edge-auth", "gateway", "predictor", "router", "safety", "worker")
+        for each in ("collector", "edge-auth", "gateway", "predictor", "records", "router", "safety", "worker")
     },
 }
 ROWS: Mapping[str, Row] = {

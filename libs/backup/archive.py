@@ -11,6 +11,7 @@ from pathlib import Path
 from libs.artifacts import BlobNotFound, BlobStore, get_file
 from libs.artifacts.blobs import sha256_of
 from libs.backup import auditlog, etcd
+from libs.backup import records as sums
 from libs.backup.manifest import INDEX, AuditPart, EtcdPart, Manifest, ManifestError, Piece, decode, encode, index_name
 from libs.config import TlsFiles
 
@@ -29,23 +30,29 @@ async def save(
     tls: TlsFiles | None = None,
     audit: Path | None = None,
     sealing: Path | None = None,
+    records: Path | None = None,
 ) -> tuple[str, Manifest]:
     """Takes a backup and returns its id and its manifest. etcd comes first: the log then contains whatever etcd's
-    anchors say of it.
+    anchors say of it. So do the sums of records, which then know nothing that the log does not.
 
     :param now: Unix seconds.
     :param endpoints: etcd's, "host:port" each, and `tls` the certificate of its root user; none: without it.
     :param audit: the audit service's state directory; None: without it. Its keys lie there, or in `sealing`.
+    :param records: the state directory of the store of records; None, or where its database is none in it: without it.
     :raises WeirError, SnapshotError: etcd gives no snapshot.
+    :raises SumsError: the sums cannot be read.
     :raises AuditLogError, LineError, KeyFileError: there is no audit log, or it does not hold.
     :raises BlobError: the store is away, or somebody else took a backup in this very millisecond.
     :raises OSError: a file cannot be read.
     """
     kept = await store.first_kept(INDEX)
+    saved = await _save_etcd(store, endpoints, tls) if tls else None
+    found = sums.sums_in(records) if records else b""
     manifest = Manifest(
         taken_at=now,
         previous=kept[1].decode() if kept else "",
-        etcd=await _save_etcd(store, endpoints, tls) if tls else None,
+        etcd=saved,
+        records=await _put(store, sums.SUMS, found) if found else None,
         audit=await _save_audit(store, audit, sealing) if audit else None,
     )
     piece = await _put(store, "", encode(manifest))

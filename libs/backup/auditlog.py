@@ -11,7 +11,7 @@ from pathlib import Path
 from libs.auditlog.base import BASE_NAME, decode_base
 from libs.auditlog.chain import decode_checkpoint
 from libs.auditlog.keys import PUBLIC_NAME, fingerprint, load_verifier
-from libs.auditlog.layout import CHECKPOINTS_NAME, USAGE_NAME, lines_of, segments
+from libs.auditlog.layout import CHECKPOINTS_NAME, lines_of, segments
 from libs.auditlog.tail import tombstones_after
 from libs.auditlog.tombstones import TombstoneError, read
 from libs.auditlog.verify import verify_directory
@@ -42,17 +42,12 @@ class SavedLog:
         self._vault = (sealing or folder / SEALING) / NAME
         public = folder / KEYS / PUBLIC_NAME
         path = folder / CHECKPOINTS / CHECKPOINTS_NAME
-        found = None
-        # The sums first, so that no checkpoint is older; anew where others were saved meanwhile, for then the beginning
-        # of the log may have gone that they know.
-        while found != (sums := _content(folder / USAGE_NAME)):
-            found = sums
-            # Before the records: they are on the disk before a checkpoint counts them.
-            lines = lines_of(path)[0] if path.is_file() else []
-            self._base = _content(folder / CHECKPOINTS / BASE_NAME)
+        # Before the records: they are on the disk before a checkpoint counts them.
+        lines = lines_of(path)[0] if path.is_file() else []
+        self._base = _content(folder / CHECKPOINTS / BASE_NAME)
         if not lines:
             raise AuditLogError(f"{path} holds no checkpoint: there is no audit log to save")
-        self._checkpoints, self._usage = b"".join(lines), sums
+        self._checkpoints = b"".join(lines)
         self._begins = decode_base(self._base, load_verifier(public)).count if self._base else 0
         self.fingerprint = fingerprint(public)
         """SHA-256 of the public key."""
@@ -70,8 +65,6 @@ class SavedLog:
         yield f"{CHECKPOINTS}/{CHECKPOINTS_NAME}", self._checkpoints
         if self._base:
             yield f"{CHECKPOINTS}/{BASE_NAME}", self._base
-        if self._usage:
-            yield USAGE_NAME, self._usage
         found = [each for each in segments(self._folder / LOG) if self._begins < each[0] <= self.records]
         last = self._begins
         for (first, path), following in itertools.zip_longest(found, found[1:]):
@@ -97,9 +90,9 @@ def check_room(folder: Path) -> None:
     :raises AuditLogError: it may not.
     :raises OSError: it cannot be read.
     """
-    for name in (LOG, CHECKPOINTS, USAGE_NAME):
+    for name in (LOG, CHECKPOINTS):
         path = folder / name
-        if path.is_file() or (path.exists() and any(path.iterdir())):
+        if path.exists() and any(path.iterdir()):
             raise AuditLogError(f"{path} is not empty: move it away, as evidence, before a log is put there")
 
 
@@ -177,8 +170,6 @@ def move_into(source: Path, folder: Path, sealing: Path | None = None) -> None:
     if (source / VAULT).is_file() and not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         shutil.move(source / VAULT, target)
-    if (source / USAGE_NAME).is_file():
-        (source / USAGE_NAME).replace(folder / USAGE_NAME)
     for name in (CHECKPOINTS, LOG):
         (source / name).replace(folder / name)
 

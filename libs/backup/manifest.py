@@ -50,7 +50,7 @@ class AuditPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A backup; of one part, or of both."""
+    """A backup; of one part, or of several."""
 
     format: str = FORMAT
     taken_at: float
@@ -59,11 +59,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The id of the one before it in this store."""
     etcd: EtcdPart | None = None
     audit: AuditPart | None = None
+    records: Piece | None = None
+    """The sums of a store of records in SQLite."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """All files."""
-        return ((self.etcd.snapshot,) if self.etcd else ()) + (self.audit.pieces if self.audit else ())
+        found = (self.etcd.snapshot,) if self.etcd else ()
+        return found + (self.audit.pieces if self.audit else ()) + ((self.records,) if self.records else ())
 
 
 def encode(manifest: Manifest) -> bytes:

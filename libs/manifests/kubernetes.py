@@ -32,8 +32,9 @@ _NAME, _PART = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 HEAD = "# Written by bin/k8s-manifests from deploy/topology.toml: change that, or an overlay.\n"
 _STABLE = frozenset(service for service, row in ROWS.items() if row.direct)
 """Services whose pods keep their names, since each is a user of etcd."""
-_ONCE = ("audit", "collector")
-"""Services with one process: one log, in which a record is once and whoever reads it finds all; traces in one place."""
+_ONCE = ("audit", "collector", "records")
+"""Services with one process: one log, in which a record is once and whoever reads it finds all; traces in one place;
+and the store of records, whose database may lie beside it."""
 _STATE = "/var/lib/weir"
 _MEMBERS = "--initial-cluster="
 _JOBS = ("rights", "seed")

@@ -69,7 +69,7 @@ _ROWS: Mapping[str, Kind] = {
         part="role",
         check=check_binding,
         change=_OWNER,
-        followers=("edge-auth", "admission", "audit", "controlplane", "rollout"),
+        followers=("edge-auth", "admission", "audit", "controlplane", "records", "rollout"),
         columns=(
             Column("ROLES", "roles"),
             Column("NAMESPACES", "namespaces", "all"),

@@ -45,11 +45,9 @@ class Used(msgspec.Struct):
     time: str
     """RFC 3339, UTC."""
     event: Event
-
-    @property
-    def day(self) -> str:
-        """The day in UTC, "2026-11-23"."""
-        return self.time[:10]
+    sealed_by: str = ""
+    """The name of the key that seals the rest of the record, "2026-11/<16 hex digits>": an end user's is another one
+    in each month, says nothing to who has no key, and is nobody's once it is destroyed. Empty: nothing is sealed."""
 
     @property
     def unknown(self) -> bool:
@@ -67,6 +65,7 @@ class _Record(msgspec.Struct):
     id: str = ""
     time: str = ""
     tenant: str = ""
+    key: str = ""
     request: Event | None = None
     usage: Event | None = None
 
@@ -86,4 +85,5 @@ def read(record: bytes) -> Used | None:
     if event is None:
         return None
     event.tenant = event.tenant or found.tenant
-    return Used(event.request_id or found.id.removeprefix("unknown-").partition("/")[0], found.time, event)
+    name = event.request_id or found.id.removeprefix("unknown-").partition("/")[0]
+    return Used(name, found.time, event, found.key)

@@ -1,26 +1,34 @@
-"""Sums over requests, each counted once. Pure."""
+"""What one more request changes in the sums, each request counted once. Pure: whoever keeps them says what it knew."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
 from libs.usage.records import PREDICT, REFUSED, Used
 
-DIMENSIONS = ("day", "tenant", "key", "user", "model", "version", "class")
-"""What can be asked by; days are those of UTC."""
-OTHERS = "<others>"
-"""Keys and users of a tenant's day beyond the first `MAX_ROWS` rows, together."""
-MAX_ROWS = 1000
-RECENT = 65_536
-"""Requests of which it is remembered that their usage is known, should somebody say later that it is not."""
-Key = tuple[str, str, str, str, str, str, str]
+_HOUR = 3600
 
 
-class Counts(msgspec.Struct, array_like=True):
+class Key(NamedTuple):
+    """What has a sum of its own."""
+
+    hour: int
+    """Since 1970, UTC."""
+    tenant: str
+    key: str
+    user: str
+    """A pseudonym: `Used.sealed_by`."""
+    model: str
+    version: str
+    queue_class: str
+    operation: str
+
+
+class Counts(msgspec.Struct):
     """Sums. Money in micro-dollars; `cached` tokens are among the `prompt` ones."""
 
     requests: int = 0
@@ -46,74 +54,53 @@ class Counts(msgspec.Struct, array_like=True):
             setattr(self, name, getattr(self, name) + sign * getattr(other, name))
 
 
-class Asked(NamedTuple):
-    """Which sums: of these days (inclusive; empty: all), of a tenant (empty: of all), by these dimensions."""
+class Unsettled(NamedTuple):
+    """A request of which nobody knows what it used: where it is counted, and what it can have used at most."""
 
-    first: str = ""
-    last: str = ""
-    tenant: str = ""
-    by: Sequence[str] = ()
-    models: Collection[str] = ()
-    keys: Collection[str] = ()
+    key: Key
+    tokens: int
+    rows: int
 
 
-class State(msgspec.Struct, array_like=True):
-    """The sums at rest, as of a record of the log."""
+class Fold:
+    """Some records, in their order, on what was known before: `sums` is by how much they change."""
 
-    count: int = 0
-    head: str = ""
-    """That record's hash, 64 hex digits."""
-    rows: dict[str, list[tuple[Key, Counts]]] = {}
-    """By tenant and day."""
-    unknown: dict[str, tuple[Key, Counts]] = {}
-    recent: list[int] = []
-    drawn: list[tuple[int, int]] = []
-    since: str = ""
-    """The first day of which all is in them; empty: they begin with the log."""
-
-
-class Totals:
-    """The fold."""
-
-    def __init__(self, state: State | None = None) -> None:
-        state = state or State()
-        self.count, self.head, self.since = state.count, state.head, state.since
-        self._rows = {name: dict(rows) for name, rows in state.rows.items()}
-        self._unknown = dict(state.unknown)
-        self._recent = dict.fromkeys(state.recent)
-        self._drawn = dict(state.drawn)  # by lease, the rows of calls that are known
-
-    def state(self) -> State:
-        """At rest."""
-        rows = {name: list(rows.items()) for name, rows in self._rows.items()}
-        return State(
-            self.count, self.head, rows, dict(self._unknown), list(self._recent), list(self._drawn.items()), self.since
-        )
+    def __init__(
+        self,
+        *,
+        known: Iterable[str] = (),
+        unsettled: Iterable[tuple[str, Unsettled]] = (),
+        drawn: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        """:param known: of the records' requests, those whose usage was known.
+        :param unsettled: of their requests and leases, those of which nobody knew.
+        :param drawn: of their requests and leases, the rows of calls that were known.
+        """
+        self.sums: dict[Key, Counts] = {}
+        self.unsettled = dict(unsettled)
+        """As they are now."""
+        self.drawn = dict(drawn)
+        """Likewise."""
+        self._known = set(known)
 
     def add(self, used: Used) -> None:
-        """One more request. What is known of it goes before what was said to be unknown, whichever came first."""
-        mark = _hash(used.id)
+        """One more. What is known of a request goes before what was said to be unknown, whichever came first."""
+        event, key = used.event, key_of(used)
         if used.unknown:
-            if mark in self._recent or used.id in self._unknown:
-                return
-            event = used.event
-            rows = max(0, event.at_most_rows - self._drawn.get(mark, 0))
-            counts = Counts(unknown=1, at_most=event.at_most_tokens, at_most_rows=rows)
-            key = self._key(used)
-            self._unknown[used.id] = key, counts
-            self._row(key).add(counts)
+            if used.id not in self._known and used.id not in self.unsettled:
+                rows = max(0, event.at_most_rows - self.drawn.get(used.id, 0))
+                self.unsettled[used.id] = Unsettled(key, event.at_most_tokens, rows)
+                self._row(key).add(Counts(unknown=1, at_most=event.at_most_tokens, at_most_rows=rows))
             return
-        if (mistaken := self._unknown.pop(used.id, None)) is not None:
-            self._row(mistaken[0]).add(mistaken[1], -1)
-        self._recent[mark] = None
-        if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
-        event = used.event
+        if (mistaken := self.unsettled.pop(used.id, None)) is not None:
+            counts = Counts(unknown=1, at_most=mistaken.tokens, at_most_rows=mistaken.rows)
+            self._row(mistaken.key).add(counts, -1)
+        self._known.add(used.id)
         if event.lease:
             self._draw(event.lease, event.rows)
         refused = event.outcome in REFUSED
         ran = not refused and not used.vanished
-        self._row(self._key(used)).add(
+        self._row(key).add(
             Counts(
                 requests=ran,
                 refused=refused,
@@ -128,53 +115,36 @@ class Totals:
 
     def _draw(self, lease: str, rows: int) -> None:
         """So many of a lease's are known, which nobody may have settled, now or later."""
-        mark = _hash(lease)
-        self._drawn[mark] = self._drawn.get(mark, 0) + rows
-        if len(self._drawn) > RECENT:
-            del self._drawn[next(iter(self._drawn))]
-        if (unsettled := self._unknown.get(lease)) is not None:
-            known = Counts(at_most_rows=min(rows, unsettled[1].at_most_rows))
-            for counts in (unsettled[1], self._row(unsettled[0])):
-                counts.add(known, -1)
-
-    def rows(self, asked: Asked) -> list[tuple[tuple[str, ...], Counts]]:
-        """The sums that were asked for, in order: values of the dimensions, and counts."""
-        places = [DIMENSIONS.index(name) for name in asked.by]
-        found: dict[tuple[str, ...], Counts] = {}
-        for key, counts in self._asked(asked):
-            name = tuple(key[place] for place in places)
-            found.setdefault(name, Counts()).add(counts)
-        return sorted(found.items())
-
-    def _asked(self, asked: Asked) -> Iterator[tuple[Key, Counts]]:
-        for rows in self._rows.values():
-            for key, counts in rows.items():
-                day, tenant, api_key, _, model, version, _ = key
-                if (asked.tenant and tenant != asked.tenant) or (asked.first and day < asked.first):
-                    break  # as all of these rows
-                if asked.last and day > asked.last:
-                    break
-                if asked.models and not {model, version} & set(asked.models):
-                    continue
-                if asked.keys and api_key not in asked.keys:
-                    continue
-                if counts != _NOTHING:
-                    yield key, counts
+        self.drawn[lease] = self.drawn.get(lease, 0) + rows
+        if (held := self.unsettled.get(lease)) is not None:
+            known = min(rows, held.rows)
+            self.unsettled[lease] = held._replace(rows=held.rows - known)
+            self._row(held.key).add(Counts(at_most_rows=known), -1)
 
     def _row(self, key: Key) -> Counts:
-        rows = self._rows.setdefault(f"{key[0]} {key[1]}", {})
-        if key not in rows and len(rows) >= MAX_ROWS:
-            day, tenant, _, _, *rest = key
-            key = (day, tenant, OTHERS, OTHERS, rest[0], rest[1], rest[2])
-        return rows.setdefault(key, Counts())
-
-    def _key(self, used: Used) -> Key:
-        event = used.event
-        return used.day, event.tenant, event.key_id, event.user, event.model, event.model_version, event.queue_class
+        return self.sums.setdefault(key, Counts())
 
 
-_NOTHING = Counts()
+def key_of(used: Used) -> Key:
+    """Where a request is counted."""
+    event = used.event
+    return Key(
+        hour_of(used.time),
+        event.tenant,
+        event.key_id,
+        used.sealed_by,
+        event.model,
+        event.model_version,
+        event.queue_class,
+        event.operation,
+    )
 
 
-def _hash(request_id: str) -> int:
-    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
+def milliseconds_of(time: str) -> int:
+    """RFC 3339 to milliseconds since 1970."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+def hour_of(time: str) -> int:
+    """RFC 3339 to the hour since 1970."""
+    return milliseconds_of(time) // (1000 * _HOUR)

@@ -14,7 +14,6 @@ from libs.artifacts import BlobStore, open_store
 from libs.auditlog import AuditFiles, LogDamagedError, load_or_create_signer, load_verifier
 from libs.auditlog.anchoring import Judgement
 from libs.auditlog.keys import PUBLIC_NAME, Verifier, fingerprint, public_bytes
-from libs.auditlog.layout import USAGE_NAME
 from libs.clock import Clock, SystemClock
 from libs.mux import Codec, MuxServer
 from libs.registry import EtcdStore, RegistryView, Store, follow
@@ -29,10 +28,11 @@ from services.audit.committer import Committer
 from services.audit.config import Settings
 from services.audit.eraser import Eraser
 from services.audit.exporter import Exporter
+from services.audit.feed import Feed
 from services.audit.reader import Reader
+from services.audit.reconciler import Reconciler
 from services.audit.sealing import Sealing, write
 from services.audit.server import SERVICE, AppendHandler, AuditServicer, appended
-from services.audit.usage import UsageReader
 
 log = get_logger(__name__)
 _UNCOMPARED = "the log was not compared with its anchors yet"
@@ -111,10 +111,12 @@ class AuditService:
             told=self._judged,
             sealing=sealing,
         )
-        self._usage = UsageReader(
+        self._reconciler = Reconciler(log_dir, count=lambda: self._committer.count)
+        feed = Feed(
             log_dir,
-            settings.directory("", USAGE_NAME),
             count=lambda: self._committer.count,
+            compared=lambda: self._compared,
+            grown=self._committer.grown,
             opened=sealing.opened,
         )
         self._eraser = Eraser(
@@ -126,7 +128,7 @@ class AuditService:
             source=sealing.source,
             days=settings.retention_days,
             anchored=lambda: self._anchors.oldest,
-            add_up=self._usage.keep,
+            projected=lambda: feed.kept,
             record=self._reader.record,
         )
         exporter = Exporter(
@@ -143,7 +145,8 @@ class AuditService:
             reader=self._reader,
             eraser=self._eraser,
             exporter=exporter,
-            usage=self._usage,
+            reconciler=self._reconciler,
+            feed=feed,
             roles=roles,
             tls=settings.tls is not None,
         )
@@ -177,9 +180,8 @@ class AuditService:
                     name="audit.anchors",
                 )
                 group.create_task(self._eraser.keep_retention(self._settings.retention_seconds), name="audit.retention")
-                group.create_task(self._usage.run(), name="audit.usage")
         finally:
-            self._usage.close()
+            self._reconciler.close()
             await self._committer.on_thread(self._sealing.close)
             self._committer.shut()
             await self._roles.close()

@@ -1,6 +1,7 @@
 """Group commit: everything that queued up goes to disk in one write, in a thread; the event loop never waits."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,7 @@ class Committer(Generic[Result]):
         self._queued = 0  # records in it
         self._by_id: dict[str, _Waiting[Result]] = {}  # of no journal, queued or being written
         self._wake = asyncio.Event()
+        self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-disk")
         self._writable = True
         self._closing = False
@@ -81,6 +83,13 @@ class Committer(Generic[Result]):
     def checkpoint_line(self) -> bytes:
         """The newest checkpoint; empty before the first."""
         return self._files.checkpoint_line
+
+    async def grown(self, count: int, seconds: float) -> None:
+        """Wait until there are more records than `count`, or for so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.count <= count and not self._closing:
+                    await self._more.wait()
 
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in the files' thread, between two commits."""
@@ -130,11 +139,17 @@ class Committer(Generic[Result]):
         """Refuse new records and wait until `run` has written those that wait."""
         self._closing = True
         self._wake.set()
+        self._tell()
 
     def shut(self) -> None:
         """Close the files; `run` has ended."""
         self._thread.submit(self._files.close).result()
         self._thread.shutdown()
+
+    def _tell(self) -> None:
+        """Those who wait for more."""
+        self._more.set()
+        self._more = asyncio.Event()
 
     async def _pause(self) -> bool:
         """Wait for records; while writing fails, try the disk now and then. True when there are records."""
@@ -202,6 +217,7 @@ class Committer(Generic[Result]):
         metrics.APPENDED.inc(len(placed) - late)
         metrics.DUPLICATE.inc(late)
         metrics.SEQUENCE.set(self._files.count)
+        self._tell()
         self._set_writable(True, "")
         found = iter(stored)
         for waiting in group:

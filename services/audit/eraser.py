@@ -46,8 +46,8 @@ class Eraser:
     """Retention by class."""
     anchored: Callable[[], int]
     """The last record that every anchor knows of: what they point at must stay."""
-    add_up: Callable[[], Awaitable[None]]
-    """Keeps the sums of everything that is in the log."""
+    projected: Callable[[], int]
+    """The last record that the store of records has: bills outlast the log."""
     record: Callable[[str, str, str, str], Awaitable[object]]
     """Records (actor, action, resource, reason)."""
 
@@ -123,7 +123,6 @@ class Eraser:
             # In a thread of its own: an old log may have gigabytes to look at, and commits do not wait for that.
             first = await asyncio.to_thread(self._first_kept, now)
             if first:
-                await self.add_up()
                 why = f"records 1 to {first - 1} are older than their retention"
                 await self.record(self.source, "audit.Truncate", "audit/*", why)
                 await self._on_thread(lambda: self.files.truncate(first))
@@ -146,6 +145,9 @@ class Eraser:
             except (LineError, FrameError):
                 break  # damage is evidence
             if not expired(headers, self.days, now):
+                break
+            if following - 1 > (projected := self.projected()):
+                log.warning("audit_truncation_waits_for_records", projected=projected, wanted=following - 1)
                 break
             kept = following
         return kept

@@ -10,16 +10,15 @@ from libs.errors import Reason, WeirError
 from libs.mux import CallContext, MuxServer
 from libs.registry import RegistryView
 from libs.registry.roles import require_role
-from libs.rpc import peer_service
 from services.audit import convert, metrics
 from services.audit.committer import Committer
 from services.audit.eraser import Eraser
 from services.audit.exporter import Exporter
+from services.audit.feed import Feed
 from services.audit.reader import Reader
-from services.audit.usage import UsageReader
+from services.audit.reconciler import Reconciler
 
 SERVICE = "weir.audit.v1.AuditService"
-_FOR_TENANTS = "gateway"
 
 
 def appended(sequence: int, duplicate: bool) -> audit_pb2.AuditReply:
@@ -88,7 +87,8 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         *,
         mux: MuxServer,
         reader: Reader,
-        usage: UsageReader,
+        reconciler: Reconciler,
+        feed: Feed,
         eraser: Eraser,
         exporter: Exporter,
         roles: RegistryView,
@@ -97,7 +97,8 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         """:param roles: knows who may read."""
         self._mux = mux
         self._reader = reader
-        self._usage = usage
+        self._reconciler = reconciler
+        self._feed = feed
         self._eraser = eraser
         self._exporter = exporter
         self._roles = roles
@@ -185,22 +186,24 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         grant = require_role("audit.RotateKeys", context, self._roles.snapshot, tls=self._tls)
         return await self._eraser.rotate(grant.actor)
 
-    async def Usage(  # noqa: N802 - the name on the wire
-        self, request: audit_pb2.UsageRequest, context: grpc.aio.ServicerContext
-    ) -> audit_pb2.UsageResponse:
-        """Adds up what was used. A gateway asks for a tenant's own admins, of that tenant alone.
+    async def Read(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.ReadRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.ReadResponse:
+        """Lines for the store of records, whose certificate alone may ask.
 
-        :raises WeirError: SCOPE_MISSING or PERMISSION_DENIED for whoever has no role, or none for this tenant;
-            INVALID_REQUEST; DEPENDENCY_UNAVAILABLE when the log cannot be read.
+        :raises WeirError: CONFLICT, DEPENDENCY_UNAVAILABLE as `Feed.read`.
         """
-        metrics.READS.labels("usage").inc()
-        if self._tls and peer_service(context) == _FOR_TENANTS:
-            allowed = bool(request.tenant)
-        else:
-            allowed = require_role("audit.Usage", context, self._roles.snapshot, tls=self._tls).knows(request.tenant)
-        if not allowed:
-            raise WeirError(Reason.PERMISSION_DENIED, "only of the tenants that are yours", limit="tenant")
-        return await self._usage.usage(request)
+        return await self._feed.read(request)
+
+    async def Users(  # noqa: N802 - the name on the wire
+        self, request: audit_pb2.UsersRequest, context: grpc.aio.ServicerContext
+    ) -> audit_pb2.UsersResponse:
+        """Names for the store of records, likewise.
+
+        :raises WeirError: INVALID_REQUEST, DEPENDENCY_UNAVAILABLE as `Feed.users`.
+        """
+        metrics.READS.labels("users").inc()
+        return await self._feed.users(request)
 
     async def Reconcile(  # noqa: N802 - the name on the wire
         self, request: audit_pb2.ReconcileRequest, context: grpc.aio.ServicerContext
@@ -212,4 +215,4 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         """
         metrics.READS.labels("reconcile").inc()
         require_role("audit.Reconcile", context, self._roles.snapshot, tls=self._tls)
-        return await self._usage.reconcile(request)
+        return await self._reconciler.reconcile(request)

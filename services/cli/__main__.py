@@ -62,7 +62,9 @@ GROUPS: Groups = {
         "certs": "commands.certs:COMMANDS",
         "authority": "commands.authority:COMMANDS",
         "audit": "commands.audit:COMMANDS",
+        "requests": "commands.requests:requests",
         "usage": "commands.usage:COMMANDS",
+        "records": "commands.records:COMMANDS",
     },
     "The mesh on this machine": {
         "up": "mesh.commands:up",

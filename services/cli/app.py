@@ -60,6 +60,9 @@ Reason = Annotated[str, Option(help="Why; kept in the history and the audit log.
 DryRun = Annotated[bool, Option(help="Check it and say what would be, without doing it.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[str, Option("-o --output", choices="table wide json", help="How to print it; --json is -o json.")]
+CsvOutput = Annotated[
+    str, Option("-o --output", choices="table wide json csv", help="How to print it; --json is -o json.")
+]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,17 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
     write(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
 
 
+def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints objects with the same fields as CSV (RFC 4180), numbers as they are; nothing where there are none."""
+    import csv
+
+    if rows:
+        made = csv.DictWriter(sys.stdout, rows[0].keys())
+        made.writeheader()
+        made.writerows(rows)
+        sys.stdout.flush()
+
+
 def write(text: str) -> None:
     """Prints what can be read back: as it is, but for what a terminal would obey."""
     print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
@@ -70,9 +81,12 @@ def print_table(
 def print_found(
     output: str, told: Any, columns: Names, rows: Rows, *, empty: str, extra: Names = (), least: Names = ()
 ) -> None:
-    """Prints what a command found as its `--output` says: `told` as JSON, else the rows; see `print_table`."""
+    """Prints what a command found as its `--output` says: `told` as JSON, else the rows; see `print_table`. As CSV,
+    `told` holds one list, of objects with the same fields."""
     if output == "json":
         print_json(told)
+    elif output == "csv":
+        print_csv(*told.values())
     else:
         print_table(columns, rows, empty=empty, wide=output == "wide", extra=extra, least=least)
 

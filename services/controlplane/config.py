@@ -19,6 +19,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "gateway",
         "predictor",
         "ratelimit",
+        "records",
         "registry",
         "rollout",
         "router",

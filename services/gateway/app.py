@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
+from weir.records.v1 import records_pb2, records_pb2_grpc
 from weir.router.v1 import router_pb2, router_pb2_grpc
 from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
@@ -50,8 +51,8 @@ log = get_logger(__name__)
 _LOOK_SECONDS = 0.005
 _FILES_SECONDS = 60.0
 """For tokenizers, before it is ready without some of them: their requests wait for them."""
-_USAGE_SECONDS = 20.0
-"""The first question after a restart of the audit service reads what came since it saved its sums."""
+_USAGE_SECONDS = 15.0
+"""Of a question about usage: more than its database gives it."""
 _LAST_SECONDS = 1.0
 """Of a drain's time, for what the last requests leave behind."""
 
@@ -77,7 +78,7 @@ class Gateway:
         self._safety: SafetyClient
         router_stub, safety_stub = router_pb2_grpc.RouterServiceStub, safety_pb2_grpc.SafetyServiceStub
         router_link = dialer.link(targets.router, "router", router_stub, router_pb2)
-        self._books = dialer.channel(targets.audit, "audit")  # for questions about usage
+        self._books = dialer.channel(targets.records, "records")  # for questions about usage
         audit_link = dialer.link(targets.audit, "audit", audit_pb2_grpc.AuditServiceStub, audit_pb2)
         safety_link = dialer.link(
             targets.safety, "safety", safety_stub, safety_pb2, on_stream=lambda stream: self._safety.on_stream(stream)
@@ -221,9 +222,9 @@ class Gateway:
                 self._safety.sweep()
                 self._texts.sweep()
 
-    async def _ask_usage(self, request: audit_pb2.UsageRequest) -> audit_pb2.UsageResponse:
+    async def _ask_usage(self, request: records_pb2.UsageRequest) -> records_pb2.UsageResponse:
         try:
-            answer: audit_pb2.UsageResponse = await audit_pb2_grpc.AuditServiceStub(self._books).Usage(
+            answer: records_pb2.UsageResponse = await records_pb2_grpc.RecordsServiceStub(self._books).Usage(
                 request, timeout=_USAGE_SECONDS
             )
         except grpc.aio.AioRpcError as error:

@@ -16,6 +16,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     admission: str = "xds:///admission.weir.internal"
     safety: str = "xds:///safety.weir.internal"
     audit: str = "xds:///audit.weir.internal"
+    records: str = "xds:///records.weir.internal"
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

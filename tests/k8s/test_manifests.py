@@ -202,11 +202,13 @@ def test_zones_are_apart_and_complete() -> None:
             assert spec["nodeSelector"]["topology.kubernetes.io/zone"] == zone
             assert each["spec"]["selector"]["matchLabels"]["weir.internal/zone"] == zone
             service = labels["app.kubernetes.io/name"]
-            once.append(service) if service in ("audit", "collector") else zones.setdefault(zone, set()).add(service)
+            once.append(service) if service in ("audit", "collector", "records") else zones.setdefault(zone, set()).add(
+                service
+            )
     assert set(zones) == {"zone-a", "zone-b", "zone-c"}
     assert zones["zone-a"] == zones["zone-b"] == zones["zone-c"] >= set(ROWS) - set(once)
     # Of two logs neither has everything, and a record that was sent twice may be in both.
-    assert sorted(once) == ["audit", "collector"]
+    assert sorted(once) == ["audit", "collector", "records"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -382,7 +382,9 @@ async def rig(
         service="gateway",
         instance="gateway-0",
         state_dir=str(state),
-        targets=Targets(**{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
+        targets=Targets(
+            records=f"127.0.0.1:{audit.port}", **{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}
+        ),
         drain_seconds=drain,
         **{"lame_duck_seconds": 0.0, **settings},
     )

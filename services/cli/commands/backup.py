@@ -17,6 +17,9 @@ from services.cli.output import dry, failed, print_fields, print_json
 Store = Annotated[str, Argument("A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME.", "DIR|URI", "file")]
 Audit = Annotated[Path | None, Option(help="The audit service's state directory.", metavar="DIR")]
 Keys = Annotated[Path | None, Option(help="Its keys' folder (sealing_dir), if not in it.", metavar="DIR")]
+Records = Annotated[
+    Path | None, Option(help="The state directory of the store of records, if it keeps SQLite there.", metavar="DIR")
+]
 SNAPSHOT, PRIVATE_NAME = "etcd.snapshot", "checkpoint.key"
 NOT_IN_IT = (
     "model files (the blob store's own), certificates, pepper, the audit log's key-encryption key and other secrets"
@@ -31,9 +34,11 @@ def backup(
     key: Annotated[str, Option(help="Its key, PEM.")] = "",
     audit: Audit = None,
     audit_keys: Keys = None,
+    records: Records = None,
     as_json: Json = False,
 ) -> None:
-    """Save etcd and the audit log. Without --etcd and --audit those of the mesh on this machine; else what is named.
+    """Save etcd, the audit log and sums of usage. Without --etcd and --audit those of the mesh on this machine; else
+    what is named.
 
     May run while everything runs. The store holds each file once, under its SHA-256: the next backup adds what is new.
     It holds hashes of API keys, so it is to be read by few. Note the id elsewhere: it proves every byte.
@@ -57,9 +62,11 @@ def backup(
         root = mesh.state / "secrets" / "root"
         endpoints, tls = mesh.addresses("etcd"), TlsFiles(ca=mesh.tls.ca, cert=f"{root}.pem", key=f"{root}.key")
         audit = mesh.state / "data" / "audit"
+        records = records or mesh.state / "data" / "records"
 
     async def work(opened: Any) -> tuple[str, Any]:
-        return await save(opened, now=time.time(), endpoints=endpoints, tls=tls, audit=audit, sealing=audit_keys)
+        parts = {"audit": audit, "sealing": audit_keys, "records": records}
+        return await save(opened, now=time.time(), endpoints=endpoints, tls=tls, **parts)
 
     made, manifest = _in_store(store, work)
     _told(made, manifest, as_json)
@@ -73,25 +80,30 @@ def restore(
     snapshot: Annotated[Path | None, Option(help="Only write etcd's snapshot, to this file.", metavar="FILE")] = None,
     audit: Audit = None,
     audit_keys: Keys = None,
+    records: Records = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Put back what `weir backup` saved. Without --snapshot and --audit: into the mesh on this machine, which must be
-    down and have lost its data; else only what they name.
+    down and have lost its data; else only what they, and --records, name.
 
     Every byte is checked against the id, and the audit log against its signatures. A snapshot in a file is for `etcdutl
     snapshot restore`, once for every member, with a token that is new. What was erased from the audit log stays erased,
-    by its own tombstones and the newest backup's. --dry-run fetches and checks everything.
+    by its own tombstones and the newest backup's. A store of records that is there stays; rows of requests are made
+    anew by `weir records rebuild`. --dry-run fetches and checks everything.
     """
     from libs.backup import auditlog, erased_since
+    from libs.backup import records as sums
     from services.cli.mesh.restoring import Here
 
-    here = Here() if snapshot is None and audit is None and not dry_run else None
+    here = None if dry_run or snapshot or audit or records else Here()
     target = here.audit if here else audit
+    beside_it = here.records if here else records
     since: list[tuple[int, bytes]] = []
 
     async def work(opened: Any) -> tuple[str, Any]:
-        done = await _fetched(opened, backup, folder, etcd=bool(here or snapshot), audit=target is not None)
+        wanted = {"etcd": bool(here or snapshot), "audit": target is not None, "records": beside_it is not None}
+        done = await _fetched(opened, backup, folder, **wanted)
         since.extend(await erased_since(opened, done[0]))
         return done
 
@@ -99,8 +111,10 @@ def restore(
         if target and not dry_run:
             auditlog.check_room(target)
             target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if records and not dry_run:
+            records.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Beside what it becomes, since it is moved there.
-        beside = None if dry_run else target or (snapshot.parent if snapshot else None)
+        beside = None if dry_run else target or (snapshot.parent if snapshot else records)
         with TemporaryDirectory(prefix=".weir-restore-", dir=beside) as made:
             folder = Path(made)
             wanted, manifest = _in_store(store, work)
@@ -114,6 +128,8 @@ def restore(
                     shutil.move(folder / SNAPSHOT, snapshot)
                 if target:
                     auditlog.move_into(folder, target, audit_keys)
+                if beside_it:
+                    sums.move_into(folder, beside_it)
     _told(wanted, manifest, as_json)
     secrets = [target / auditlog.KEYS / PRIVATE_NAME, target / "kek"] if target and not dry_run else []
     for secret in secrets:
@@ -122,7 +138,9 @@ def restore(
     dry(dry_run and not as_json)
 
 
-async def _fetched(opened: Any, backup: str, folder: Path, *, etcd: bool, audit: bool) -> tuple[str, Any]:
+async def _fetched(
+    opened: Any, backup: str, folder: Path, *, etcd: bool, audit: bool, records: bool
+) -> tuple[str, Any]:
     """The parts of a backup that are wanted, or of a trial all, in a folder."""
     from msgspec.structs import replace
 
@@ -133,8 +151,11 @@ async def _fetched(opened: Any, backup: str, folder: Path, *, etcd: bool, audit:
     for name, asked, part in (("snapshot of etcd", etcd, manifest.etcd), ("audit log", audit, manifest.audit)):
         if asked and part is None:
             raise NoBackupError(f"backup {wanted[:12]}… holds no {name}")
-    if etcd or audit:
-        manifest = replace(manifest, etcd=manifest.etcd if etcd else None, audit=manifest.audit if audit else None)
+    if etcd or audit or records:
+        asked_for = {"etcd": etcd, "audit": audit, "records": records}
+        manifest = replace(
+            manifest, **{name: getattr(manifest, name) if has else None for name, has in asked_for.items()}
+        )
     await fetch(opened, manifest, folder)
     return wanted, manifest
 
@@ -165,13 +186,13 @@ def _failures() -> Iterator[None]:
     from libs.artifacts import BlobError, BlobUriError
     from libs.auditlog import LineError
     from libs.auditlog.keys import KeyFileError
-    from libs.backup import AuditLogError, ManifestError, NoBackupError, SnapshotError
+    from libs.backup import AuditLogError, ManifestError, NoBackupError, SnapshotError, SumsError
 
     try:
         yield
     except (BlobError, BlobUriError, LineError, KeyFileError) as error:
         raise failed(str(error)) from error
-    except (AuditLogError, ManifestError, NoBackupError, SnapshotError) as error:
+    except (AuditLogError, ManifestError, NoBackupError, SnapshotError, SumsError) as error:
         raise failed(str(error)) from error
     except OSError as error:
         raise failed(f"{error.filename or 'the file system'}: {error.strerror}") from error

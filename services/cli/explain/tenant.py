@@ -82,7 +82,7 @@ def explain(facts: Facts, tenant: str) -> dict[str, Any]:
         "weight": weight_of(facts.snapshot, tenant),
         "keys": _keys(facts, tenant),
         "limits": [_limits(facts, requests, limits) for limits in limited],
-        "budget": _budget(facts, known),
+        "budget": budget_of(facts.snapshot, known, facts.now),
         "objectives": _objectives(facts.snapshot, requests),
         "levels": _levels(facts.snapshot, known),
         "recent": None if facts.records is None else _recent(requests),
@@ -136,11 +136,11 @@ def _limits(facts: Facts, requests: Sequence[audit_pb2.Record], limits: pb.Limit
     return told
 
 
-def _budget(facts: Facts, tenant: pb.Tenant) -> list[dict[str, Any]]:
+def budget_of(snapshot: RegistrySnapshot, tenant: pb.Tenant, now: float) -> list[dict[str, Any]]:
     """The calendar periods that its budget bounds, with what the limiters wrote last of each."""
-    budget = facts.snapshot.budgets.get(tenant.id, pb.Budget())
-    spend = facts.snapshot.spend.get(tenant.id, pb.Spend())
-    zone, wall = Zone(tenant.time_zone), int(facts.now * 1e9)
+    budget = snapshot.budgets.get(tenant.id, pb.Budget())
+    spend = snapshot.spend.get(tenant.id, pb.Spend())
+    zone, wall = Zone(tenant.time_zone), int(now * 1e9)
     soft = budget.enforcement == pb.BUDGET_ENFORCEMENT_SOFT
     return [
         {"field": field, "period": key, "spent_microusd": spent if of == key else 0, "microusd": bound, "soft": soft}

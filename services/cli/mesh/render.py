@@ -17,9 +17,9 @@ from services.cli.mesh.plan import CLIENT
 from services.cli.mesh.sites import FOLDER, Container
 from services.cli.mesh.units import Plan, Unit
 
-_DURABLE = ("etcd", "audit", "ratelimit", "gateway", "predictor")
-"""Whose folders hold more than caches: the registry, the audit log and its key, what is left of quotas, audit records
-that are on their way."""
+_DURABLE = ("etcd", "audit", "records", "ratelimit", "gateway", "predictor")
+"""Whose folders hold more than caches: the registry, the audit log and its key, sums of what that has truncated, what
+is left of quotas, audit records that are on their way."""
 _WRITE_BLOBS = ("audit",)
 _BESIDE_MODELS = 1 << 30
 """Bytes that a process needs beside what its models may take (`memory_bytes`): itself, some 300 MiB, requests that run,

@@ -15,7 +15,7 @@ from services.cli.output import failed
 
 
 class Here:
-    """The etcd and the audit log of the mesh that WEIR_STATE_DIR names."""
+    """The etcd, the audit log and the store of records of the mesh that WEIR_STATE_DIR names."""
 
     def __init__(self) -> None:
         """:raises SystemExit: what names it makes no sense."""
@@ -30,6 +30,8 @@ class Here:
         self._state, self._tool = where.state, Path(where.etcd).with_name("etcdutl")
         self.audit = where.data("audit")
         """The audit service's folder."""
+        self.records = where.data("records")
+        """The folder of the store of records."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:

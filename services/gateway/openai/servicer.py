@@ -7,13 +7,13 @@ into the HTTP status. An error after it is an event in the stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from google.api import httpbody_pb2
 from google.protobuf.message_factory import GetMessageClass
-from weir.audit.v1 import audit_pb2
 from weir.openai.v1 import openai_pb2, openai_pb2_grpc
+from weir.records.v1 import records_pb2
 
 from libs.callers import Caller, Identifier
 from libs.catalog import Catalog
@@ -36,7 +36,15 @@ from services.gateway.openai.responses import (
     models_body,
     whole_body,
 )
-from services.gateway.openai.usage import Page, costs_body, page_of, predictions_body, usage_body
+from services.gateway.openai.usage import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    PREDICTIONS,
+    Surface,
+    costs_body,
+    page_of,
+    usage_body,
+)
 from services.gateway.output_buffer import Readable, collect
 from services.gateway.policy.events import ChoiceUpdate, Finish
 from services.gateway.policy.parameters import invalid
@@ -62,12 +70,12 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         cursors: Cursors,
         idempotency: Idempotency,
         *,
-        usage: Callable[[audit_pb2.UsageRequest], Awaitable[audit_pb2.UsageResponse]],
+        usage: Callable[[records_pb2.UsageRequest], Awaitable[records_pb2.UsageResponse]],
         max_body_bytes: int,
         clock: Clock,
     ) -> None:
-        """`usage` asks the audit service; it raises WeirError. `max_body_bytes` bounds what a compressed body may grow
-        to."""
+        """`usage` asks the store of records; it raises WeirError. `max_body_bytes` bounds what a compressed body may
+        grow to."""
         self._usage = usage
         self._max_body_bytes = max_body_bytes
         self._pipeline = pipeline
@@ -127,27 +135,33 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         self, request: openai_pb2.GetUsageRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        await self._page(request, context, usage_body)
+        await self._page(request, context, COMPLETIONS)
+
+    async def GetEmbeddings(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetUsageRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        await self._page(request, context, EMBEDDINGS)
 
     async def GetPredictions(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.GetUsageRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        await self._page(request, context, predictions_body)
+        await self._page(request, context, PREDICTIONS)
 
     async def GetCosts(  # noqa: N802 - the name on the wire
         self, request: openai_pb2.GetCostsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """See the proto."""
-        await self._page(request, context, costs_body)
+        await self._page(request, context, None)
 
     async def _page(
         self,
         request: openai_pb2.GetUsageRequest | openai_pb2.GetCostsRequest,
         context: grpc.aio.ServicerContext,
-        body: Callable[[Page, Sequence[audit_pb2.UsageRow]], bytes],
+        surface: Surface | None,
     ) -> None:
-        """A page of what the caller's own tenant used."""
+        """A page of what the caller's own tenant used, or, without a surface, of what it cost."""
         async with _refusing(context):
             caller = self._identifier.identify(context, scope="usage.read")
             page = page_of(request, self._clock.time())
@@ -156,8 +170,10 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
             if isinstance(request, openai_pb2.GetUsageRequest):
                 question.models.extend(request.models)
                 question.keys.extend(request.api_key_ids)
-            answer = await self._usage(question)
-            await context.write(http_body(_JSON, body(page, answer.rows)))
+            question.operations.extend(surface.operations if surface else ())
+            rows = (await self._usage(question)).rows
+            body = usage_body(page, surface, rows) if surface else costs_body(page, rows)
+            await context.write(http_body(_JSON, body))
 
     async def _generate(
         self,

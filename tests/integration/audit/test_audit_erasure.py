@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from weir.audit.v1 import audit_pb2
+from weir.records.v1 import records_pb2
 
 from libs.auditlog import Incoming, verify_directory
 from libs.auditlog.layout import lines_of, segments
@@ -19,6 +20,7 @@ from libs.sealing.vault import VaultError, kept
 from services.audit import eraser
 from tests.support.audit import Audit, Link, audit_service, connect, record
 from tests.support.auditfolder import audit_files
+from tests.support.records import Store, records_service
 from tests.support.sealed import DAY
 
 
@@ -324,10 +326,20 @@ async def test_records_are_taken_while_old_segments_are_looked_at(
         await retaining
 
 
+async def projected(audit: Audit, records: Store) -> None:
+    """The store of records has everything, and has said so."""
+    await records.stub.Usage(records_pb2.UsageRequest(), timeout=10)
+    await audit.stub.Read(audit_pb2.ReadRequest(after=records.service._projector.sequence), timeout=10)
+
+
 async def test_what_is_too_old_goes_class_by_class_and_the_log_begins_at_a_signed_base(tmp_path: Path) -> None:
     clock = Later(0)
     options: dict[str, Any] = {"retention_days": {"request": 40, "safety": 200, "admin": 100}, "segment_bytes": 1500}
-    async with audit_service(tmp_path, clock=clock, **options) as audit, connect(audit.port) as link:
+    async with (
+        audit_service(tmp_path, clock=clock, **options) as audit,
+        connect(audit.port) as link,
+        records_service(tmp_path / "records", audit.port) as records,
+    ):
         eraser = audit.service._eraser
         for number in range(1, 9):
             await written(link, told_at(number, clock, "safety" if number == 8 else "request"))
@@ -339,6 +351,7 @@ async def test_what_is_too_old_goes_class_by_class_and_the_log_begins_at_a_signe
         assert (await verified(audit)).erased == 0
         await written(link, told_at(9, clock))
         await audit.service._anchors.advance()
+        await projected(audit, records)
         await eraser.retain()
         answer = await verified(audit)
         begins = answer.first
@@ -350,17 +363,48 @@ async def test_what_is_too_old_goes_class_by_class_and_the_log_begins_at_a_signe
         clock.ahead = 400 * DAY
         await written(link, told_at(10, clock))
         await audit.service._anchors.advance()
+        await projected(audit, records)
         await eraser.retain()
         answer = await verified(audit)
         assert answer.first > begins
         assert "r8" not in await tail(audit)
-    async with audit_service(tmp_path, clock=clock, **options) as audit, connect(audit.port) as link:
+    async with (
+        audit_service(tmp_path, clock=clock, **options) as audit,
+        connect(audit.port) as link,
+        records_service(tmp_path / "records", audit.port) as records,
+    ):
         await written(link, told_at(11, clock))
         assert (await verified(audit)).first == answer.first
-        # r8 was no request; all others are still on the bill.
-        used = await audit.stub.Usage(audit_pb2.UsageRequest(by=["tenant"]), timeout=10)
-        assert [(list(row.values), row.requests, row.prompt_tokens) for row in used.rows] == [(["acme"], 10, 30)]
+        # r8 was no request; all others are still on the bill, also once it is made anew.
+        asked = records_pb2.RebuildRequest()
+        asked.patience.seconds = 20
+        for _ in range(2):
+            used = await records.stub.Usage(records_pb2.UsageRequest(by=["tenant"]), timeout=10)
+            assert [(list(row.values), row.requests, row.prompt_tokens) for row in used.rows] == [(["acme"], 10, 30)]
+            assert (await records.stub.Rebuild(asked, timeout=30)).first == answer.first
+        # A store that begins now knows of which days it knows all.
+        async with records_service(tmp_path / "late", audit.port) as late:
+            with pytest.raises(WeirError) as lost:
+                await late.stub.Usage(records_pb2.UsageRequest(by=["tenant"]), timeout=10)
+            assert (lost.value.reason, lost.value.limit) == (Reason.NOT_FOUND, "since")
         assert segments(state(tmp_path) / "log")[0][0] == answer.first
+
+
+async def test_nothing_is_truncated_that_the_store_of_records_has_not(tmp_path: Path) -> None:
+    clock = Later(0)
+    options: dict[str, Any] = {"retention_days": {"request": 40}, "segment_bytes": 1500}
+    async with audit_service(tmp_path, clock=clock, **options) as audit, connect(audit.port) as link:
+        for number in range(1, 9):
+            await written(link, told_at(number, clock))
+        clock.ahead = 110 * DAY
+        await written(link, told_at(9, clock))
+        await audit.service._anchors.advance()
+        await audit.service._eraser.retain()
+        assert (await verified(audit)).first == 1
+        async with records_service(tmp_path / "records", audit.port) as records:
+            await projected(audit, records)
+        await audit.service._eraser.retain()
+        assert (await verified(audit)).first > 1
 
 
 async def test_rotation_leaves_everything_readable(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A tenant's admin asks what its tenant used: OpenAI's pages, by days, of nobody else."""
+"""A tenant's admin asks what its tenant used: OpenAI's pages, by hours and days, of nobody else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weir.audit.v1 import audit_pb2
 from weir.openai.v1 import openai_pb2, openai_pb2_grpc
+from weir.records.v1 import records_pb2, records_pb2_grpc
 
 from libs.errors import Reason, WeirError
-from services.gateway.openai.usage import costs_body, page_of, predictions_body, usage_body
+from services.gateway.openai.usage import COMPLETIONS, EMBEDDINGS, PREDICTIONS, costs_body, page_of, usage_body
 from tests.support.leaves import Rig
 
 DAY = 86_400
@@ -28,10 +28,10 @@ def asked(**fields: Any) -> openai_pb2.GetUsageRequest:
 
 def test_a_page_is_a_week_from_the_day_of_its_beginning() -> None:
     page = page_of(asked(group_by=["model"]), NOW)
-    assert (page.question.first_day, page.question.last_day) == ("2026-11-02", "2026-11-08")
+    assert (page.question.since.seconds, page.question.until.seconds) == (NOV_2, NOV_2 + 7 * DAY)
     assert list(page.question.by) == ["day", "version"]
-    row = audit_pb2.UsageRow(values=["2026-11-03", "fast@1"], requests=2, prompt_tokens=7, completion_tokens=3)
-    body = json.loads(usage_body(page, [row]))
+    row = records_pb2.UsageRow(values=["2026-11-03", "fast@1"], requests=2, prompt_tokens=7, completion_tokens=3)
+    body = json.loads(usage_body(page, COMPLETIONS, [row]))
     assert (body["object"], body["has_more"], body["next_page"]) == ("page", True, "2026-11-09")
     assert [each["start_time"] for each in body["data"]] == [NOV_2 + n * DAY for n in range(7)]
     assert body["data"][0]["results"] == []
@@ -40,25 +40,35 @@ def test_a_page_is_a_week_from_the_day_of_its_beginning() -> None:
     assert (result["num_model_requests"], result["api_key_id"], result["user_id"]) == (2, None, None)
 
 
-def test_predictions_have_a_page_of_their_own_and_are_no_completions() -> None:
+def test_a_page_by_the_hour_is_a_day_from_the_hour_of_its_beginning() -> None:
+    page = page_of(asked(bucket_width="1h", start_time=NOV_2 + 5 * 3600 + 7), NOW)
+    assert (page.question.since.seconds, page.question.until.seconds) == (NOV_2 + 5 * 3600, NOV_2 + 29 * 3600)
+    assert list(page.question.by) == ["hour"]
+    body = json.loads(usage_body(page, COMPLETIONS, [records_pb2.UsageRow(values=["2026-11-02T06"], requests=2)]))
+    assert [each["start_time"] for each in body["data"]] == [NOV_2 + (5 + n) * 3600 for n in range(24)]
+    assert (len(body["data"][1]["results"]), body["next_page"]) == (1, "2026-11-03T05")
+    following = page_of(asked(bucket_width="1h", page=body["next_page"], limit=168), NOW)
+    assert following.question.since.seconds == NOV_2 + 29 * 3600
+
+
+def test_predictions_and_embeddings_have_pages_of_their_own() -> None:
     page = page_of(asked(group_by=["model"], limit=1), NOW)
-    day = "2026-11-02"
-    both = audit_pb2.UsageRow(values=[day, "fraud@1"], requests=5, predictions=3, rows=48, prompt_tokens=7)
-    alone = audit_pb2.UsageRow(values=[day, "churn@1"], requests=2, predictions=2, rows=2)
-    text = audit_pb2.UsageRow(values=[day, "fast@1"], requests=1)
-    [predicted] = json.loads(predictions_body(page, [both, alone, text]))["data"]
-    assert predicted["results"][0]["object"] == "organization.usage.predictions.result"
-    figures = [(each["model"], each["num_model_requests"], each["num_rows"]) for each in predicted["results"]]
-    assert figures == [("fraud@1", 3, 48), ("churn@1", 2, 2)]
-    [completed] = json.loads(usage_body(page, [both, alone, text]))["data"]
-    figures = [(each["model"], each["num_model_requests"], each["input_tokens"]) for each in completed["results"]]
-    assert figures == [("fraud@1", 2, 7), ("fast@1", 1, 0)]
+    row = records_pb2.UsageRow(values=["2026-11-02", "fraud@1"], requests=3, rows=48, prompt_tokens=7)
+    told = []
+    for surface in (PREDICTIONS, EMBEDDINGS):
+        [bucket] = json.loads(usage_body(page, surface, [row]))["data"]
+        told += bucket["results"]
+    assert [each["object"].split(".")[2] for each in told] == ["predictions", "embeddings"]
+    assert [(each["num_model_requests"], each.get("num_rows"), each.get("input_tokens")) for each in told] == [
+        (3, 48, None),
+        (3, None, 7),
+    ]
 
 
 def test_costs_are_dollars() -> None:
     page = page_of(openai_pb2.GetCostsRequest(start_time=NOV_2, end_time=NOV_2 + DAY, group_by=["line_item"]), NOW)
-    row = audit_pb2.UsageRow(values=["2026-11-02", "fast@1"], requests=1, spend_microusd=1_250_000)
-    refused = audit_pb2.UsageRow(values=["2026-11-02", ""], refused=9)
+    row = records_pb2.UsageRow(values=["2026-11-02", "fast@1"], requests=1, spend_microusd=1_250_000)
+    refused = records_pb2.UsageRow(values=["2026-11-02", ""], refused=9)
     [bucket] = json.loads(costs_body(page, [refused, row]))["data"]
     assert bucket["end_time"] == NOV_2 + DAY
     [result] = bucket["results"]
@@ -71,7 +81,7 @@ def test_pages_follow_each_other_and_every_day_is_in_one(days: int, limit: int) 
     request = asked(end_time=NOV_2 + days * DAY, limit=limit)
     for _ in range(days):
         page = page_of(request, NOW)
-        body = json.loads(usage_body(page, []))
+        body = json.loads(usage_body(page, COMPLETIONS, []))
         seen += [each["start_time"] for each in body["data"]]
         if not body["has_more"]:
             break
@@ -82,7 +92,7 @@ def test_pages_follow_each_other_and_every_day_is_in_one(days: int, limit: int) 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"bucket_width": "1h"},
+        {"bucket_width": "1m"},
         {"group_by": ["user_id"]},
         {"limit": 32},
         {"start_time": 0},
@@ -101,15 +111,22 @@ def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any]) -> None:
 async def test_an_admin_is_told_of_its_own_tenant_and_others_are_refused(
     mesh: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions: list[audit_pb2.UsageRequest] = []
+    questions: list[records_pb2.UsageRequest] = []
 
-    async def usage(
-        self: Any, request: audit_pb2.UsageRequest, context: grpc.aio.ServicerContext
-    ) -> audit_pb2.UsageResponse:
-        questions.append(request)
-        return audit_pb2.UsageResponse(rows=[audit_pb2.UsageRow(values=["2026-11-02"], requests=3)])
+    class Records(records_pb2_grpc.RecordsServiceServicer):
+        async def Usage(  # noqa: N802
+            self, request: records_pb2.UsageRequest, context: grpc.aio.ServicerContext
+        ) -> records_pb2.UsageResponse:
+            questions.append(request)
+            return records_pb2.UsageResponse(rows=[records_pb2.UsageRow(values=["2026-11-02"], requests=3)])
 
-    monkeypatch.setattr(mesh.audit._servicer, "Usage", usage)
+    add = mesh.audit._add
+
+    def add_both(servicer: Any, server: grpc.aio.Server) -> None:
+        add(servicer, server)
+        records_pb2_grpc.add_RecordsServiceServicer_to_server(Records(), server)
+
+    monkeypatch.setattr(mesh.audit, "_add", add_both)
     await mesh.audit.stop()
     await mesh.audit.start()
     request = asked(end_time=NOV_2 + DAY, api_key_ids=["k1"], models=["fast"])
@@ -118,6 +135,7 @@ async def test_an_admin_is_told_of_its_own_tenant_and_others_are_refused(
         [page] = [each async for each in stub.GetUsage(request, metadata=ADMIN, timeout=20)]
         assert json.loads(page.data)["data"][0]["results"][0]["num_model_requests"] == 3
         [question] = questions
+        assert "embed" not in question.operations
         assert (question.tenant, list(question.keys), list(question.models)) == ("closed", ["k1"], ["fast"])
         call = stub.GetCosts(
             openai_pb2.GetCostsRequest(start_time=NOV_2),

@@ -27,6 +27,7 @@ BENCHES = {
     "predict": "loadtest.bench_predict --smoke",
     "push": "loadtest.bench_push --smoke",
     "quota": "loadtest.bench_quota --smoke",
+    "records": "loadtest.records --quick",
     "registry": "loadtest.bench_registry --quick --watchers 3 --samples 5",
     "restore": "loadtest.drill_restore --quick",
     "rollout": "loadtest.bench_rollout --quick --only simulated",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from inference import open_inference_pb2 as oip
 from weir.audit.v1 import audit_pb2
+from weir.records.v1 import records_pb2
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.apikeys import user_pseudonym
@@ -29,6 +30,7 @@ from services.predictor.ladder import SMALLER
 from tests.support.audit import audit_service
 from tests.support.limiter import Cluster, Node, cluster
 from tests.support.predictor import Rig, question, running, trees, until
+from tests.support.records import records_service
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 PRICE = pb.Price(model="m", row_microusd_per_million=100_000)  # a tenth of a micro-dollar
@@ -43,6 +45,7 @@ class World:
     rig: Rig
     node: Node
     audit: Any
+    audit_port: int
 
     @property
     def books(self) -> Books:
@@ -97,7 +100,7 @@ async def world(root: Path, *seed: Any, state: Path | None = None, version: str 
         await rig.put(LIMITS, PRICE, *seed)
         await rig.pushed(version)
         await rig.loaded(f"m@{version}")
-        yield World(rig, node, audit.stub)
+        yield World(rig, node, audit.stub, audit.port)
 
 
 async def test_a_prediction_is_charged_by_rows_and_leaves_a_record(tmp_path: Path) -> None:
@@ -125,8 +128,8 @@ async def test_together_calls_cost_what_their_rows_cost_and_the_books_agree(tmp_
         spent = sum(record.spend_microusd for record in records)
         assert made.report().spend.remaining == 10_000 - spent
         assert 4 <= spent < 40  # a tenth each, rounded up per lease
-        asked = audit_pb2.UsageRequest(by=["model"])
-        [row] = (await made.audit.Usage(asked, timeout=20)).rows
+        async with records_service(tmp_path / "records", made.audit_port) as store:
+            [row] = (await store.stub.Usage(records_pb2.UsageRequest(by=["model"]), timeout=20)).rows
         assert (row.requests, row.predictions, row.rows, row.spend_microusd) == (40, 40, 40, spent)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -65,33 +64,6 @@ def test_closed_segments_are_the_same_bytes_in_every_backup(tmp_path: Path) -> N
     files.close()
     assert len(closed) >= 2
     assert all(before[f"log/{name}"] == after[f"log/{name}"] for name in closed)
-
-
-def test_sums_of_what_was_cut_off_are_saved_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, state = audit_files(tmp_path / "audit", segment_bytes=SEGMENT), tmp_path / "audit" / "usage.state"
-    append(files, 10)
-    state.write_bytes(b"sums of all 10")
-    files.truncate(segments(tmp_path / "audit" / "log")[1][0])
-    saved(tmp_path / "audit", tmp_path / "saved")
-    check(tmp_path / "saved", 10)
-    move_into(tmp_path / "saved", tmp_path / "empty")
-    for lost in ("log", "checkpoints"):
-        shutil.rmtree(tmp_path / "empty" / lost)
-    with pytest.raises(AuditLogError, match=r"usage\.state is not empty"):
-        check_room(tmp_path / "empty")
-    assert (tmp_path / "empty" / "usage.state").read_bytes() == b"sums of all 10"
-    # Sums that are saved while a backup begins, and a beginning that goes at once, belong together.
-    read, kept = Path.read_bytes, [segments(tmp_path / "audit" / "log")[1][0]]
-
-    def meanwhile(path: Path) -> bytes:
-        if path.name == "base" and kept:
-            state.write_bytes(b"sums of more")
-            files.truncate(kept.pop())
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", meanwhile)
-    assert dict(SavedLog(tmp_path / "audit").files())["usage.state"] == b"sums of more"
-    files.close()
 
 
 def test_a_log_that_lacks_records_is_not_saved(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
 from weir.audit.v1 import audit_pb2
+from weir.records.v1 import records_pb2
 from weir.registry.v1 import registry_pb2 as pb
 from weir.rollout.v1 import rollout_pb2
 
@@ -41,6 +42,7 @@ from services.cli.commands import (
     operators,
     predict,
     predictors,
+    requests,
     rollout_views,
     safety,
     schema,
@@ -150,12 +152,28 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @case("usage.show", TENANT, MODEL, "$1234567.89")
 def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    row = audit_pb2.UsageRow(
+    row = records_pb2.UsageRow(
         values=[TENANT, MODEL], requests=12_345_678, prompt_tokens=10**12, completion_tokens=10**12
     )
     row.spend_microusd = 1_234_567_890_000
-    registry(patch, audit_pb2.UsageResponse(rows=[row]))
+    registry(patch, records_pb2.UsageResponse(rows=[row]))
     usage.show(by="tenant,version")
+
+
+@case("usage.budgets", TENANT, "$5000.00", "$250.000001", "refused")
+def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    budget = pb.Budget(tenant=TENANT, monthly_microusd=5_000_000_000, daily_microusd=250_000_001)
+    registry(patch, None, tenants={TENANT: pb.Tenant(id=TENANT)}, budgets={TENANT: budget})
+    usage.budgets()
+
+
+@case("requests.requests", "f" * 32, "rejected_no_capacity")
+def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    request = records_pb2.Request(request_id="f" * 32, time=AT, tenant=TENANT, key_id="k" * 12, model_version=MODEL)
+    request.outcome, request.prompt_tokens, request.spend_microusd = "rejected_no_capacity", 123_456, 1_234_567
+    request.user, request.queue_class, request.operation = "2026-11/0123456789abcdef", "over_quota", "chat"
+    registry(patch, records_pb2.ListRequestsResponse(requests=[request]))
+    requests.requests()
 
 
 @case("predictors.predictors", WORKER, MODEL, "failed")

@@ -20,6 +20,7 @@ from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 from weir.admission.v1 import admission_pb2, admission_pb2_grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
+from weir.records.v1 import records_pb2, records_pb2_grpc
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.auditlog import AuditFiles, Incoming, load_or_create_signer, load_verifier
@@ -37,6 +38,7 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
     """Answers Tail and Verify."""
 
     ok = True
+    records: Records
 
     async def Tail(self, request: audit_pb2.TailRequest, context: Any) -> audit_pb2.TailResponse:  # noqa: N802
         admin = audit_pb2.AdminEvent(actor="key:k1", action="registry.SetLimits", resource="limits/acme/*", revision=9)
@@ -48,11 +50,6 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
         return audit_pb2.TailResponse(
             records=[*(audit_pb2.StoredRecord(sequence=n, record=r) for n, r in enumerate(records, 1)), damaged]
         )
-
-    async def Usage(self, request: audit_pb2.UsageRequest, context: Any) -> audit_pb2.UsageResponse:  # noqa: N802
-        self.asked = request
-        row = audit_pb2.UsageRow(values=["x"] * len(request.by), requests=2, completion_tokens=7, spend_microusd=1_500)
-        return audit_pb2.UsageResponse(rows=[row], sequence=9)
 
     async def Reconcile(  # noqa: N802
         self, request: audit_pb2.ReconcileRequest, context: Any
@@ -66,6 +63,34 @@ class Audit(audit_pb2_grpc.AuditServiceServicer):
 
     async def Verify(self, request: audit_pb2.VerifyRequest, context: Any) -> audit_pb2.VerifyResponse:  # noqa: N802
         return audit_pb2.VerifyResponse(ok=self.ok, records=2, checkpoints=1, faults=[] if self.ok else ["record 2"])
+
+
+class Records(records_pb2_grpc.RecordsServiceServicer):
+    """Has two requests, and sums that may differ."""
+
+    differences = ()
+
+    async def Usage(self, request: records_pb2.UsageRequest, context: Any) -> records_pb2.UsageResponse:  # noqa: N802
+        self.asked = request
+        row = records_pb2.UsageRow(
+            values=["x"] * len(request.by), requests=2, completion_tokens=7, spend_microusd=1_500
+        )
+        return records_pb2.UsageResponse(rows=[row], sequence=9)
+
+    async def ListRequests(  # noqa: N802
+        self, request: records_pb2.ListRequestsRequest, context: Any
+    ) -> records_pb2.ListRequestsResponse:
+        self.asked = request
+        second = bool(request.page_token)
+        made = records_pb2.Request(request_id=f"r{2 - second}", tenant="acme", model_version="fast@1", outcome="stop")
+        made.time.seconds, made.completion_tokens = 1_800_000_000, 7
+        return records_pb2.ListRequestsResponse(requests=[made], next_page_token="" if second else "more", sequence=9)
+
+    async def Rebuild(self, request: records_pb2.RebuildRequest, context: Any) -> records_pb2.RebuildResponse:  # noqa: N802
+        return records_pb2.RebuildResponse(first=1, sequence=9 if request.patience.seconds else 4, upto=9)
+
+    async def Compare(self, request: records_pb2.CompareRequest, context: Any) -> records_pb2.CompareResponse:  # noqa: N802
+        return records_pb2.CompareResponse(differences=self.differences, first=1, last=9)
 
 
 class Admission(admission_pb2_grpc.AdmissionServiceServicer):
@@ -104,12 +129,14 @@ class Csds(csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):
 
 @pytest.fixture
 async def services(weir: Operator) -> AsyncIterator[tuple[Audit, Csds]]:
-    """Beside the registry: admission, an audit log, a control plane."""
+    """Beside the registry: admission, an audit log with its store of records, a control plane."""
     audit, csds = Audit(), Csds()
+    audit.records = Records()
     async with contextlib.AsyncExitStack() as stack:
         for name, add, servicer in (
             ("admission", admission_pb2_grpc.add_AdmissionServiceServicer_to_server, Admission()),
             ("audit", audit_pb2_grpc.add_AuditServiceServicer_to_server, audit),
+            ("records", records_pb2_grpc.add_RecordsServiceServicer_to_server, audit.records),
             ("controlplane", csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server, csds),
         ):
             server: grpc.aio.Server = make_server()
@@ -143,7 +170,14 @@ async def test_usage(weir: Operator, services: tuple[Audit, Csds]) -> None:
         ["TENANT", "MODEL", "REQUESTS", "PROMPT", "OUTPUT", "ROWS", "COST"],
         ["x", "x", "2", "0", "7", "0", "$0.0015"],
     ]
-    assert (audit.asked.tenant, audit.asked.first_day, list(audit.asked.models)) == ("acme", "2026-11-01", ["fast"])
+    asked = audit.records.asked
+    assert (asked.tenant, asked.since.seconds, list(asked.models)) == ("acme", 1_793_491_200, ["fast"])
+    assert not asked.HasField("until")
+    await weir(*words, "--to", "2026-11-01T14")
+    assert audit.records.asked.until.seconds == 1_793_491_200 + 15 * 3600
+    assert "not '1 Nov'" in (await weir("usage", "show", "--from", "1 Nov")).err
+    csv = (await weir(*words, "-o", "csv")).out.splitlines()
+    assert (csv[0][:21], csv[1][:6]) == ("tenant,model,requests", "x,x,2,")
     [row] = (await weir(*words, "--json")).json()["rows"]
     assert (row["tenant"], row["requests"], row["spend_microusd"]) == ("x", 2, 1500)
 
@@ -160,15 +194,42 @@ async def test_reconcile(weir: Operator, services: tuple[Audit, Csds], store: Me
     while "acme" not in (await weir("get", "spend", "-o", "name")).out:  # the registry has not heard of it yet
         pass
     agreed = await weir("usage", "reconcile", "--delivered", str(told))
-    assert (agreed.code, agreed.out) == (0, "2 requests of 9 records, 1 tenants with a budget: they agree\n")
+    assert (agreed.code, agreed.out) == (
+        0,
+        "2 requests of 9 records, 1 tenants with a budget, sums up to record 9: they agree\n",
+    )
+    left = (await weir("usage", "budgets", "-o", "csv")).out.splitlines()
+    assert [left[1].split(",")[at] for at in (0, 2, 5)] == ["acme", "5000000", "refused"]
     [ledger], [delivered] = audit.compared.ledger, audit.compared.delivered
     assert (ledger.tenant, ledger.time_zone, ledger.day_microusd) == ("acme", "Asia/Tokyo", 5)
     assert (delivered.request_id, delivered.completion_tokens) == ("r1", 4)
+    audit.records.differences = (records_pb2.SumDifference(subject="493000 acme", detail="requests 1 and 2"),)
+    differ = await weir("usage", "reconcile")
+    assert (differ.code, differ.out.splitlines()[0]) == (1, "sums: 493000 acme: requests 1 and 2")
     audit.ok = False
     differ = await weir("usage", "reconcile")
     assert (differ.code, differ.out.splitlines()[0]) == (1, "doubled: r1: twice")
     told.write_text("{}\n")
     assert (await weir("usage", "reconcile", "--delivered", str(told))).code == 2
+
+
+async def test_requests(weir: Operator, services: tuple[Audit, Csds]) -> None:
+    audit, _ = services
+    table = (await weir("requests", "--model", "fast@1", "--outcome", "stop")).out.splitlines()
+    assert [line.split()[-6:-3] for line in table[1:]] == [["acme", "fast@1", "stop"]] * 2
+    assert [" r2 " in table[1], " r1 " in table[2]] == [True, True]
+    assert (audit.records.asked.model, audit.records.asked.model_version) == ("", "fast@1")
+    [newest] = (await weir("requests", "-n", "1", "--id", "r2", "--json")).json()["requests"]
+    assert (newest["request_id"], audit.records.asked.request_id) == ("r2", "r2")
+    assert (await weir("requests", "--follow", "-o", "csv")).code == 2
+
+
+async def test_records_rebuild(weir: Operator, services: tuple[Audit, Csds]) -> None:
+    done = await weir("records", "rebuild")
+    assert not done.err
+    assert (done.code, done.out) == (0, "records 1 to 9 of the audit log are projected anew\n")
+    late = await weir("records", "rebuild", "--wait", "0")
+    assert (late.code, "4 of 9" in late.err) == (1, True)
 
 
 async def test_workers(weir: Operator, services: Any, store: MemoryStore) -> None:

@@ -17,6 +17,7 @@ from libs.paths import required_scope
         ("/v1/models", "models.read"),
         ("/v1/organization/costs?start_time=1", "usage.read"),
         ("/v1/organization/usage/completions", "usage.read"),
+        ("/v1/organization/usage/embeddings", "usage.read"),
         ("/v1/organization/usage/predictions", "usage.read"),
         ("/v1/models/weir-fast@1", "models.read"),
         ("/v1/models/org%40x", "models.read"),

@@ -199,7 +199,7 @@ def test_every_service_takes_its_settings_and_its_certificate(written: Path) -> 
         check_certificate(settings)
         assert (settings.advertised, settings.port) == ("10.0.0.1", process["ports"]["grpc"])
         started.append(name)
-    assert len(started) == 16
+    assert len(started) == 17
 
 
 def test_a_second_time_nothing_changes(tmp_path: Path) -> None:

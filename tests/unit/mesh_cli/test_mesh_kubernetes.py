@@ -66,5 +66,5 @@ def test_what_etcd_or_a_disk_knows_by_name_keeps_its_name(files: dict[PurePosixP
         for path in files
         if path.parts[0] in ("once", "zone") and len(path.parts) == 2 and path.stem != "kustomization"
     }
-    stateful = {"door", "controlplane", "registry", "rollout", "audit", "gateway", "predictor", "ratelimit"}
+    stateful = {"door", "controlplane", "registry", "rollout", "audit", "gateway", "predictor", "ratelimit", "records"}
     assert {name for name, kind in kinds.items() if kind == "StatefulSet"} == stateful

@@ -1,4 +1,4 @@
-"""Sums over requests: each once, by whatever is asked, in bounded memory; and books that are compared."""
+"""Sums over requests: each once; and books that are compared."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.usage import DIMENSIONS, Counts, Totals, Used, read
-from libs.usage import totals as module
+from libs.usage import Counts, Fold, Used, read
 from libs.usage.reconcile import Books, Delivered, Spent
-from libs.usage.totals import OTHERS, Asked
 
 
 def used(number: int, *, day: int = 1, **event: Any) -> Used:
@@ -22,86 +20,59 @@ def used(number: int, *, day: int = 1, **event: Any) -> Used:
     return found
 
 
-def total(totals: Totals, **asked: Any) -> Counts:
-    [(_, counts)] = totals.rows(Asked(**asked)) or [((), Counts())]
-    return counts
+def total(fold: Fold) -> Counts:
+    found = Counts()
+    for counts in fold.sums.values():
+        found.add(counts)
+    return found
 
 
-REQUESTS = st.lists(
-    st.tuples(st.integers(1, 28), st.sampled_from(["acme", "tiny"]), st.sampled_from("ab"), st.integers(0, 9)),
-    max_size=30,
-)
-
-
-@given(REQUESTS, st.integers(0, 30), st.sets(st.sampled_from(DIMENSIONS)))
-def test_every_question_adds_up_to_the_same(requests: list[tuple[int, str, str, int]], stop: int, by: set[str]) -> None:
-    totals = Totals()
-    for number, (day, tenant, model, tokens) in enumerate(requests):
-        if number == stop:  # a restart with what was saved
-            totals = Totals(totals.state())
-        totals.add(used(number, day=day, tenant=tenant, model=model, completion_tokens=tokens))
-    rows = totals.rows(Asked(by=tuple(sorted(by))))
-    assert sum(counts.requests for _, counts in rows) == len(requests)
-    assert sum(counts.completion for _, counts in rows) == sum(tokens for *_, tokens in requests)
-    wanted = [tokens for day, tenant, _, tokens in requests if tenant == "tiny" and 5 <= day <= 9]
-    asked = total(totals, tenant="tiny", first="2026-11-05", last="2026-11-09")
-    assert (asked.requests, asked.completion) == (len(wanted), sum(wanted))
-
-
-def test_rows_name_what_was_asked_by() -> None:
-    totals = Totals()
-    event = {"key_id": "k", "user": "u", "model": "fast", "model_version": "fast@1", "queue_class": "paid"}
-    totals.add(used(1, **event))
-    totals.add(used(2, **event, cached_prompt_tokens=2))
-    [(values, counts)] = totals.rows(Asked(by=DIMENSIONS))
-    assert values == ("2026-11-01", "acme", "k", "u", "fast", "fast@1", "paid")
+def test_a_request_is_counted_where_it_belongs() -> None:
+    fold = Fold()
+    event = {"key_id": "k", "model": "fast", "model_version": "fast@1", "queue_class": "paid", "operation": "chat"}
+    fold.add(used(1, **event))
+    fold.add(used(2, **event, cached_prompt_tokens=2))
+    [(key, counts)] = fold.sums.items()
+    assert key[1:] == ("acme", "k", "", "fast", "fast@1", "paid", "chat")
+    assert key.hour * 3600 == 1_793_527_200  # 2026-11-01T10
     assert counts == Counts(requests=2, prompt=6, cached=2, completion=8, microusd=10)
-    assert totals.rows(Asked(models=("fast@1",), keys=("k",))) == [((), counts)]
-    assert totals.rows(Asked(models=("other",))) == totals.rows(Asked(keys=("other",))) == []
 
 
 @given(st.permutations(["unknown", "unknown again", "known"]))
 def test_what_is_known_of_a_request_goes_before_what_is_not(order: list[str]) -> None:
-    totals = Totals()
+    fold = Fold()
     for what in order:
         if what == "known":
-            totals.add(used(1))
+            fold.add(used(1))
         else:
-            totals.add(used(1, outcome="usage_unknown", at_most_tokens=100, prompt_tokens=0, completion_tokens=0))
-    assert total(totals) == Counts(requests=1, prompt=3, completion=4, microusd=5)
+            fold.add(used(1, outcome="usage_unknown", at_most_tokens=100, prompt_tokens=0, completion_tokens=0))
+    assert total(fold) == Counts(requests=1, prompt=3, completion=4, microusd=5)
 
 
 def test_what_stays_unknown_is_counted_apart() -> None:
-    totals = Totals()
+    fold = Fold()
     for _ in range(2):
-        totals.add(used(1, outcome="usage_unknown", at_most_tokens=100))
-    assert total(totals) == Counts(unknown=1, at_most=100)
+        fold.add(used(1, outcome="usage_unknown", at_most_tokens=100))
+    assert total(fold) == Counts(unknown=1, at_most=100)
 
 
 def test_a_refused_request_used_nothing() -> None:
-    totals = Totals()
-    totals.add(used(1, outcome="rejected", prompt_tokens=0, completion_tokens=0, spend_microusd=0))
-    assert total(totals) == Counts(refused=1)
-
-
-def test_a_tenant_that_names_a_user_per_request_fills_no_memory() -> None:
-    totals = Totals()
-    for number in range(module.MAX_ROWS + 50):
-        totals.add(used(number, user=f"user-{number}"))
-    totals.add(used(9999, tenant="tiny", user="somebody"))
-    rows = totals.rows(Asked(by=("user",)))
-    assert len(rows) == module.MAX_ROWS + 2
-    assert dict(rows)[OTHERS,].requests == 50
-    assert dict(rows)["somebody",].requests == 1
-    assert total(totals, tenant="acme").requests == module.MAX_ROWS + 50
+    fold = Fold()
+    fold.add(used(1, outcome="rejected", prompt_tokens=0, completion_tokens=0, spend_microusd=0))
+    assert total(fold) == Counts(refused=1)
 
 
 def test_records_of_anything_else_are_no_usage_and_sealed_ones_are_read_by_their_header() -> None:
     assert read(b'{"admin":{"actor":"a"},"id":"x","time":"2026-11-01T00:00:00Z"}') is None
     names = b'{"class":"request","id":"r1","tenant":"acme","time":"2026-11-01T00:00:00Z",'
-    sealed = read(names + b'"usage":{"prompt_tokens":7},"sealed":"x"}')
+    sealed = read(names + b'"usage":{"prompt_tokens":7},"key":"2026-11/ab","sealed":"x"}')
     assert sealed is not None
-    assert (sealed.id, sealed.event.tenant, sealed.event.prompt_tokens, sealed.day) == ("r1", "acme", 7, "2026-11-01")
+    assert (sealed.id, sealed.event.tenant, sealed.event.prompt_tokens, sealed.sealed_by) == (
+        "r1",
+        "acme",
+        7,
+        "2026-11/ab",
+    )
 
 
 LEDGER = Spent("acme", "Asia/Kolkata", "2026-11-02", 5, "2026-11", 10)
@@ -146,10 +117,10 @@ def test_a_request_that_another_gateway_answered_is_no_second_one() -> None:
     lost = used(1, outcome="gateway_lost", prompt_tokens=0, completion_tokens=0, spend_microusd=0)
     for records in ((lost, used(1)), (used(1), lost)):  # the killed one's next life may be late
         assert named(books(*records, used(2, day=2)), (Delivered("r1", 3, 4), Delivered("r2", 3, 4))) == []
-        totals = Totals()
+        fold = Fold()
         for each in records:
-            totals.add(each)
-        assert total(totals) == Counts(requests=1, prompt=3, completion=4, microusd=5)
+            fold.add(each)
+        assert total(fold) == Counts(requests=1, prompt=3, completion=4, microusd=5)
     part = used(1, outcome="gateway_lost")
     assert ("doubled", "r1") in named(books(part, used(1)))
 
@@ -176,13 +147,13 @@ def prediction(number: int, **event: Any) -> Used:
 
 
 def test_predictions_are_told_apart_and_their_rows_added_up() -> None:
-    totals = Totals()
-    totals.add(used(1))
-    totals.add(prediction(2, outcome="ok", rows=16))
-    totals.add(prediction(3, outcome="rejected", spend_microusd=0))
-    totals.add(prediction(4, outcome="predictor_lost", spend_microusd=0))
-    totals.add(prediction(5, outcome="usage_unknown", at_most_rows=100))
-    counts = total(Totals(totals.state()))
+    fold = Fold()
+    fold.add(used(1))
+    fold.add(prediction(2, outcome="ok", rows=16))
+    fold.add(prediction(3, outcome="rejected", spend_microusd=0))
+    fold.add(prediction(4, outcome="predictor_lost", spend_microusd=0))
+    fold.add(prediction(5, outcome="usage_unknown", at_most_rows=100))
+    counts = total(fold)
     assert (counts.requests, counts.predictions, counts.refused, counts.rows) == (2, 1, 1, 16)
     assert (counts.unknown, counts.at_most, counts.at_most_rows) == (1, 0, 100)
 
@@ -190,12 +161,11 @@ def test_predictions_are_told_apart_and_their_rows_added_up() -> None:
 def test_of_a_lease_that_nobody_settled_only_what_no_record_tells_is_unknown() -> None:
     first, late = (prediction(number, outcome="ok", rows=16, lease="rows-a-1") for number in (1, 2))
     gone = used(0, request_id="rows-a-1", outcome="usage_unknown", at_most_rows=100)
-    totals, books = Totals(), Books()
+    fold, books = Fold(), Books()
     for each in (first, gone, late, prediction(3, outcome="ok", rows=8, lease="rows-a-2")):
-        totals = Totals(totals.state())
-        totals.add(each)
+        fold.add(each)
         books.add(each)
-    counts = total(totals)
+    counts = total(fold)
     assert (counts.rows, counts.unknown, counts.at_most_rows) == (40, 1, 68)
     [found] = books.differences([], [])
     assert "at most 68 rows" in found.detail

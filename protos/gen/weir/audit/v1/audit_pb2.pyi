@@ -439,57 +439,41 @@ class RotateKeysResponse(_message.Message):
     keys: int
     def __init__(self, kek: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
 
-class UsageRequest(_message.Message):
-    __slots__ = ("tenant", "first_day", "last_day", "by", "models", "keys")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_DAY_FIELD_NUMBER: _ClassVar[int]
-    LAST_DAY_FIELD_NUMBER: _ClassVar[int]
-    BY_FIELD_NUMBER: _ClassVar[int]
-    MODELS_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    first_day: str
-    last_day: str
-    by: _containers.RepeatedScalarFieldContainer[str]
-    models: _containers.RepeatedScalarFieldContainer[str]
-    keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tenant: _Optional[str] = ..., first_day: _Optional[str] = ..., last_day: _Optional[str] = ..., by: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ...) -> None: ...
+class ReadRequest(_message.Message):
+    __slots__ = ("after", "wait", "again")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    wait: _duration_pb2.Duration
+    again: bool
+    def __init__(self, after: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
-class UsageResponse(_message.Message):
-    __slots__ = ("rows", "sequence")
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    rows: _containers.RepeatedCompositeFieldContainer[UsageRow]
-    sequence: int
-    def __init__(self, rows: _Optional[_Iterable[_Union[UsageRow, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
+class ReadResponse(_message.Message):
+    __slots__ = ("lines", "segment", "count", "base")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    lines: bytes
+    segment: int
+    count: int
+    base: int
+    def __init__(self, lines: _Optional[bytes] = ..., segment: _Optional[int] = ..., count: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
 
-class UsageRow(_message.Message):
-    __slots__ = ("values", "requests", "refused", "prompt_tokens", "cached_prompt_tokens", "completion_tokens", "spend_microusd", "unknown", "at_most_tokens", "rows", "at_most_rows", "predictions")
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SPEND_MICROUSD_FIELD_NUMBER: _ClassVar[int]
-    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
-    AT_MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    AT_MOST_ROWS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedScalarFieldContainer[str]
-    requests: int
-    refused: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    completion_tokens: int
-    spend_microusd: int
-    unknown: int
-    at_most_tokens: int
-    rows: int
-    at_most_rows: int
-    predictions: int
-    def __init__(self, values: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., refused: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., spend_microusd: _Optional[int] = ..., unknown: _Optional[int] = ..., at_most_tokens: _Optional[int] = ..., rows: _Optional[int] = ..., at_most_rows: _Optional[int] = ..., predictions: _Optional[int] = ...) -> None: ...
+class UsersRequest(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UsersResponse(_message.Message):
+    __slots__ = ("users", "erased")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedScalarFieldContainer[str]
+    erased: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, users: _Optional[_Iterable[str]] = ..., erased: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReconcileRequest(_message.Message):
     __slots__ = ("ledger", "delivered")

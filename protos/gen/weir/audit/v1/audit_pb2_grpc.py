@@ -70,10 +70,15 @@ class AuditServiceStub:
                 request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysRequest.SerializeToString,
                 response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysResponse.FromString,
                 _registered_method=True)
-        self.Usage = channel.unary_unary(
-                '/weir.audit.v1.AuditService/Usage',
-                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.SerializeToString,
-                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.FromString,
+        self.Read = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Read',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReadRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReadResponse.FromString,
+                _registered_method=True)
+        self.Users = channel.unary_unary(
+                '/weir.audit.v1.AuditService/Users',
+                request_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsersRequest.SerializeToString,
+                response_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsersResponse.FromString,
                 _registered_method=True)
         self.Reconcile = channel.unary_unary(
                 '/weir.audit.v1.AuditService/Reconcile',
@@ -138,8 +143,16 @@ class AuditServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Usage(self, request, context):
-        """What was used, and what it cost, by what is asked for.
+    def Read(self, request, context):
+        """Whole lines behind a record, as they are stored: for the store of records (weir.records.v1), which says with `after`
+        what it has for good. Retention removes nothing that it has not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Users(self, request, context):
+        """The end users whom sealed records name, for the same store, which keeps no names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,10 +203,15 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysRequest.FromString,
                     response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.RotateKeysResponse.SerializeToString,
             ),
-            'Usage': grpc.unary_unary_rpc_method_handler(
-                    servicer.Usage,
-                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.FromString,
-                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.SerializeToString,
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReadRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.ReadResponse.SerializeToString,
+            ),
+            'Users': grpc.unary_unary_rpc_method_handler(
+                    servicer.Users,
+                    request_deserializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsersRequest.FromString,
+                    response_serializer=weir_dot_audit_dot_v1_dot_audit__pb2.UsersResponse.SerializeToString,
             ),
             'Reconcile': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconcile,
@@ -402,7 +420,7 @@ class AuditService:
             _registered_method=True)
 
     @staticmethod
-    def Usage(request,
+    def Read(request,
             target,
             options=(),
             channel_credentials=None,
@@ -415,9 +433,36 @@ class AuditService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weir.audit.v1.AuditService/Usage',
-            weir_dot_audit_dot_v1_dot_audit__pb2.UsageRequest.SerializeToString,
-            weir_dot_audit_dot_v1_dot_audit__pb2.UsageResponse.FromString,
+            '/weir.audit.v1.AuditService/Read',
+            weir_dot_audit_dot_v1_dot_audit__pb2.ReadRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Users(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.audit.v1.AuditService/Users',
+            weir_dot_audit_dot_v1_dot_audit__pb2.UsersRequest.SerializeToString,
+            weir_dot_audit_dot_v1_dot_audit__pb2.UsersResponse.FromString,
             options,
             channel_credentials,
             insecure,

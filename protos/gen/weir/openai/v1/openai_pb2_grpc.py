@@ -67,6 +67,11 @@ class OpenAIServiceStub:
                 request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.GetEmbeddings = channel.unary_stream(
+                '/weir.openai.v1.OpenAIService/GetEmbeddings',
+                request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
         self.GetPredictions = channel.unary_stream(
                 '/weir.openai.v1.OpenAIService/GetPredictions',
                 request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
@@ -133,9 +138,19 @@ class OpenAIServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """What this tenant used, by days: for its admins.
+        """What this tenant used, by hours or days: for its admins. Embeddings are apart.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEmbeddings(self, request, context):
+        """What it embedded, likewise.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +205,11 @@ def add_OpenAIServiceServicer_to_server(servicer, server):
             ),
             'GetUsage': grpc.unary_stream_rpc_method_handler(
                     servicer.GetUsage,
+                    request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetEmbeddings': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetEmbeddings,
                     request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
@@ -366,6 +386,33 @@ class OpenAIService:
             request,
             target,
             '/weir.openai.v1.OpenAIService/GetUsage',
+            weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEmbeddings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.openai.v1.OpenAIService/GetEmbeddings',
             weir_dot_openai_dot_v1_dot_openai__pb2.GetUsageRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,

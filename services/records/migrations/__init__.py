@@ -1,0 +1,1 @@
+"""The schema's versions, for alembic: applied when the service starts."""
