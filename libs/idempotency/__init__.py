@@ -1,6 +1,7 @@
 """What idempotency keys stand for: a request each, its tenant's, and the answer that it got (docs/adr/0033).
 
-`keyed` is what one process knows, `kept` what others find after it died. Used by the gateway, for generations.
+`keyed` is what one process knows, `kept` what others find after it died. Used by gateways, for
+generations, and by predictors.
 """
 
 from libs.idempotency.kept import KeptAnswers
