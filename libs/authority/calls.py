@@ -82,6 +82,7 @@ CALLS: Mapping[str, Methods] = {
     ),
     "weir.quota.v1.QuotaService": {"Session": _SERVING | {"ratelimit"}},
     # By role; a service follows, by Watch, the kinds that name it as a follower.
+    "weir.records.v1.AnswersService": dict.fromkeys(("Begin", "Keep", "Drop", "Hold"), _SERVING),
     "weir.records.v1.RecordsService": {
         # For a tenant's own admins the gateway asks, who knows them and their tenant.
         "Usage": _PEOPLE | _GATEWAY,

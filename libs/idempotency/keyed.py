@@ -46,9 +46,9 @@ def check_key(key: str) -> None:
         raise WeirError(Reason.INVALID_REQUEST, f"{FIELD}: must have 1 to 255 printable ASCII characters", limit=FIELD)
 
 
-def conflict(why: str = "it was used for another request") -> WeirError:
-    """The key stands for something else."""
-    return WeirError(Reason.IDEMPOTENCY_CONFLICT, f"{FIELD}: {why}", limit=FIELD)
+def conflict(why: str = "it was used for another request", *, retry_after: float | None = None) -> WeirError:
+    """The key stands for something else, or for what cannot be given; `retry_after` seconds perhaps it can."""
+    return WeirError(Reason.IDEMPOTENCY_CONFLICT, f"{FIELD}: {why}", limit=FIELD, retry_after=retry_after)
 
 
 class Keyed(Generic[A]):

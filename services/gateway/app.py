@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
 from weir.inference.v1 import inference_pb2_grpc
-from weir.records.v1 import records_pb2, records_pb2_grpc
+from weir.records.v1 import answers_pb2_grpc, records_pb2, records_pb2_grpc
 from weir.router.v1 import router_pb2, router_pb2_grpc
 from weir.safety.v1 import safety_pb2, safety_pb2_grpc
 
@@ -25,6 +25,7 @@ from libs.callers import Identifier
 from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
 from libs.errors import WeirError, from_rpc_error
+from libs.idempotency import KeptAnswers
 from libs.journal import Journal
 from libs.limiter import LimiterStreams, QuotaClient, Settlements
 from libs.mux import Dialer
@@ -151,7 +152,8 @@ class Gateway:
             )
         )
         self._cursors = Cursors(settings.cursor_keys, life=settings.cursor_life, clock=clock)
-        self._idempotency = Idempotency(self._pipeline, self._cursors)
+        self._kept = self._keeping() if settings.idempotency_kept else None
+        self._idempotency = Idempotency(self._pipeline, self._cursors, self._kept)
         self._mirrors = Mirrors(
             self._pipeline,
             quota=self._quota,
@@ -204,7 +206,7 @@ class Gateway:
             for link in self._links:
                 group.create_task(link.run())
             own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)
-            for background in own:
+            for background in (*own, *([] if self._kept is None else [self._kept])):
                 group.create_task(background.run())
             await self._view.wait_ready()
             self._view.on_change(self._on_snapshot)
@@ -221,6 +223,17 @@ class Gateway:
                 self._idempotency.sweep()
                 self._safety.sweep()
                 self._texts.sweep()
+
+    def _keeping(self) -> KeptAnswers:
+        settings = self._settings
+        return KeptAnswers(
+            answers_pb2_grpc.AnswersServiceStub(self._books),
+            holder=settings.instance,
+            keys=lambda: self._cursors.keys,
+            life=settings.idempotency_life,
+            timeout=settings.decide_timeout,
+            clock=self._clock,
+        )
 
     async def _ask_usage(self, request: records_pb2.UsageRequest) -> records_pb2.UsageResponse:
         try:
@@ -265,6 +278,8 @@ class Gateway:
                 await self._audit.drained()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
+            if self._kept is not None:
+                await self._kept.drain()
 
     def lacks(self) -> Sequence[str]:
         """See `libs.service.Waiting`."""

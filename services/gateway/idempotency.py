@@ -1,23 +1,26 @@
 """Requests with an idempotency key: the first one begins an answer, every other one joins it or gets it again.
 
-What has the key's answer is this process. The edge sends a key to one gateway while that lives (a ring hash on the
-header); after that, or where a caller comes past the edge, another one answers: docs/adr/0033-idempotency-keys.md.
+The edge sends a key to one gateway while that lives (a ring hash on the header), which has its answer in memory; after
+that, or where a caller comes past the edge, another one finds it in the store of records (docs/adr, 33).
 """
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from msgspec.structs import replace
 
 from libs.callers import Caller
 from libs.cursor import Cursor, Position
 from libs.errors import Reason, WeirError
-from libs.idempotency import Entry, Keyed, check_key, conflict
+from libs.idempotency import Entry, KeptAnswers, Keyed, check_key, conflict
 from libs.telemetry import get_logger, place_of
 from services.gateway import metrics
 from services.gateway.cursors import Cursors
+from services.gateway.kept import pack, unpack
 from services.gateway.output_buffer import OutputBuffer
+from services.gateway.policy.events import End
 from services.gateway.policy.resuming import ends
 from services.gateway.policy.spec import Resumed, Spec
 from services.gateway.recording import Joined, Recording
@@ -34,10 +37,12 @@ READERS = 32
 class Idempotency:
     """One per process."""
 
-    def __init__(self, pipeline: Pipeline, cursors: Cursors) -> None:
+    def __init__(self, pipeline: Pipeline, cursors: Cursors, kept: KeptAnswers | None) -> None:
+        """:param kept: what other gateways find; None: keys are this process's alone."""
         settings = pipeline.parts.settings
         self._pipeline = pipeline
         self._cursors = cursors
+        self._kept = kept
         self._clock = pipeline.parts.clock
         self._life = settings.idempotency_life
         most = settings.idempotency_chars
@@ -54,7 +59,8 @@ class Idempotency:
         makes a request the same one. Without a `key` it is simply begun, or gone on with.
 
         :raises WeirError: INVALID_REQUEST, IDEMPOTENCY_CONFLICT; REJECTED_QUEUE_FULL where too much is kept already;
-            whatever refuses the request itself, which makes the key stand for nothing.
+            DEPENDENCY_UNAVAILABLE where nobody knows what the key stands for; whatever refuses the request itself,
+            which makes the key stand for nothing.
         """
         tenant = caller.identity.tenant
         if not key or not self._life:
@@ -68,20 +74,20 @@ class Idempotency:
             raise
         begun = recording is None
         if recording is None:
-            if cursor is not None:  # the whole is computed anew; each reader drops what it has
-                resumed = self._cursors.resumed(cursor, tenant)
-                spec = replace(spec, resumed=_from_the_beginning(resumed))
-            elif spec.parameters.seed is None:
-                parameters = replace(spec.parameters, seed=self._cursors.seed(tenant, key, body))
-                spec = replace(spec, parameters=parameters)
             recording = Recording()
             entry = self._keyed.put(tenant, key, body, recording, self._clock.monotonic())
-            task = asyncio.get_running_loop().create_task(self._answer(entry, spec, caller))
+            task = asyncio.get_running_loop().create_task(self._answer(entry, spec, caller, cursor))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        metrics.IDEMPOTENCY.labels("began" if begun else "joined" if recording.end is None else "replayed").inc()
-        await asyncio.shield(recording.opened)
-        if not begun:
+        try:
+            await asyncio.shield(recording.opened)
+        except WeirError as error:
+            if error.reason is Reason.IDEMPOTENCY_CONFLICT:
+                metrics.IDEMPOTENCY.labels("conflict").inc()
+            raise
+        again = recording.restored or not begun
+        metrics.IDEMPOTENCY.labels("began" if not again else "joined" if recording.end is None else "replayed").inc()
+        if again:
             self._check_may_read(recording, spec, tenant)
             if len(recording.readers) >= READERS:
                 message = f"{READERS} calls with this idempotency key read its answer already"
@@ -91,7 +97,7 @@ class Idempotency:
         return Joined(
             recording,
             request_id=caller.request_id,
-            replayed=not begun,
+            replayed=again,
             at=() if cursor is None else cursor.positions,
             clock=self._clock,
             readers=self._pipeline.parts.readers,
@@ -101,14 +107,29 @@ class Idempotency:
         """Forget what is too old; called about twice a second."""
         self._keyed.expire(self._clock.monotonic())
 
-    async def _answer(self, entry: Entry[Recording], spec: Spec, caller: Caller) -> None:
-        """Have it answered to the end, whoever leaves."""
-        recording, keep = entry.answer, False
-        try:
-            buffer = await self._pipeline.open(spec, caller)
-            recording.policies = self._policies_of(buffer.accepted.model_version, entry.tenant)
-            end = await recording.record(buffer, lambda size: self._keyed.grew(entry, size))
+    async def _answer(self, entry: Entry[Recording], spec: Spec, caller: Caller, cursor: Cursor | None) -> None:
+        """Have it answered to the end, whoever leaves; or have the answer that was given before."""
+        recording, keep, claimed = entry.answer, False, False
+
+        async def ended(end: End) -> None:
+            nonlocal keep, claimed
             keep = all(map(ends, end.choices))
+            if keep and claimed and self._kept is not None:
+                claimed = False
+                packed = pack(recording.accepted, recording.choices, end, recording.policies)
+                await self._kept.keep(entry.tenant, entry.key, packed)
+
+        try:
+            if self._kept is not None:
+                found = await self._kept.begin(entry.tenant, entry.key, entry.body, take_over=cursor is not None)
+                if found is not None:
+                    self._restore(entry, found)
+                    keep = True
+                    return
+                claimed = True
+            buffer = await self._pipeline.open(self._seeded(entry, spec, cursor), caller)
+            recording.policies = self._policies_of(buffer.accepted.model_version, entry.tenant)
+            await recording.record(buffer, lambda size: self._keyed.grew(entry, size), ended)
         except WeirError as error:
             if not recording.opened.done():
                 recording.opened.set_exception(error)
@@ -118,6 +139,26 @@ class Idempotency:
                 recording.opened.set_exception(WeirError(Reason.INTERNAL, "internal error"))
         finally:
             self._keyed.ended(entry, keep=keep)
+            if claimed and self._kept is not None:
+                self._kept.drop(entry.tenant, entry.key)
+
+    def _seeded(self, entry: Entry[Recording], spec: Spec, cursor: Cursor | None) -> Spec:
+        """So that another gateway that computes it comes to the same."""
+        if cursor is not None:  # the whole is computed anew; each reader drops what it has
+            return replace(spec, resumed=_from_the_beginning(self._cursors.resumed(cursor, entry.tenant)))
+        if spec.parameters.seed is not None:
+            return spec
+        seed = self._cursors.seed(entry.tenant, entry.key, entry.body)
+        return replace(spec, parameters=replace(spec.parameters, seed=seed))
+
+    def _restore(self, entry: Entry[Recording], found: bytes) -> None:
+        """:raises WeirError: IDEMPOTENCY_CONFLICT: another version of the gateway kept it, in another form."""
+        try:
+            accepted, choices, end, entry.answer.policies = unpack(found)
+        except msgspec.DecodeError as error:
+            raise conflict("its answer cannot be read any more") from error
+        entry.answer.restore(accepted, choices, end)
+        self._keyed.grew(entry, len(found))
 
     def _check_may_read(self, recording: Recording, spec: Spec, tenant: str) -> None:
         """What was given under other terms is not given again.

@@ -4,7 +4,7 @@ from its beginning or from where it was, while it is given and afterwards."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -36,9 +36,19 @@ class Recording:
         self.got: Callable[[], None] = lambda: None
         """To be called by a reader that has all of `choices`."""
         self.readers: set[Joined] = set()
+        self.restored = False
+        """It was given by a process before this one, whole."""
 
-    async def record(self, buffer: OutputBuffer, grew: Callable[[int], None]) -> End:
-        """Write it down as it comes; `grew` is told by how many characters."""
+    def restore(self, accepted: Accepted, choices: list[ChoiceUpdate], end: End) -> None:
+        """It is over already: this is what was given."""
+        self.accepted, self.choices, self.end, self.restored = accepted, choices, end, True
+        self.opened.set_result(None)
+
+    async def record(
+        self, buffer: OutputBuffer, grew: Callable[[int], None], ended: Callable[[End], Awaitable[None]]
+    ) -> End:
+        """Write it down as it comes; `grew` is told by how many characters, `ended` is waited for before its readers
+        are told the end."""
         self.accepted = buffer.accepted
         on_taken, buffer.on_taken = buffer.on_taken, None  # nobody has got what is only written down
         self.choices = [ChoiceUpdate(index) for index in range(buffer.width)]
@@ -52,13 +62,14 @@ class Recording:
                 for update in updates:
                     self._add(update)
                     grew(size_of(update.text, update.logprobs))
-                for reader in list(self.readers):
-                    if heartbeat:
+                if heartbeat:
+                    for reader in list(self.readers):
                         reader.heartbeat()
-                    if end is not None:
-                        reader.over(end)
                 if end is not None:
+                    await ended(end)
                     self.end = end
+                    for reader in list(self.readers):
+                        reader.over(end)
                     return end
         finally:
             buffer.stop(Finish.CANCELLED)

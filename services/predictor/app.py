@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from weir.records.v1 import answers_pb2_grpc
 from weir.registry.v1 import registry_pb2
 
 from libs.artifacts import BlobStore, open_store
 from libs.callers import Identifier
 from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
+from libs.cursor import KeyringFile
+from libs.idempotency import KeptAnswers
+from libs.mux import Dialer
 from libs.occupancy import Occupancy
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
 from libs.service import Ready
@@ -30,11 +34,14 @@ from services.predictor.cache import Cache
 from services.predictor.config import Settings
 from services.predictor.desired import VersionLoader, wanted_versions
 from services.predictor.forward import FRONTS, Peers
+from services.predictor.keyed import KeyedPredictions
 from services.predictor.serve import Predictions
 from services.predictor.statistics import Statistics
 
 log = get_logger(__name__)
 _SWEEP_SECONDS = 0.5
+_KEEP_SECONDS = 1.0
+"""Of a question to the store of records."""
 MakeBooks = Callable[..., Books]
 
 
@@ -115,6 +122,13 @@ class Predictor:
         self._peers = Peers(
             instance=settings.instance, zone=settings.zone, tls=settings.tls, chance=rng.random, clock=clock
         )
+        self._sealing = KeyringFile(settings.idempotency_keys)
+        dialer = Dialer(settings, clock, rng)
+        self._records = dialer.channel(settings.targets.records, "records") if settings.idempotency_keys else None
+        self._kept = None if self._records is None else self._keeping(self._records)
+        self._keyed = KeyedPredictions(
+            self._kept, life=settings.idempotency_life, most_bytes=settings.idempotency_bytes, clock=clock
+        )
         metrics.VERSIONS.watch(self.statistics)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -127,6 +141,7 @@ class Predictor:
             states=lambda: self._desired.states,
             ready=lambda: self._desired.settled.is_set() and not self._occupancy.draining,
             default_deadline=self._settings.default_deadline,
+            keyed=self._keyed if self._settings.idempotency_life else None,
             clock=self._clock,
         )
         rest.register(inference, server, max_bytes=self._settings.max_message_bytes)
@@ -155,6 +170,8 @@ class Predictor:
                 group.create_task(self._view.run(), name="registry.view")
                 if self._books is not None:
                     group.create_task(self._books.run(), name="books")
+                if self._kept is not None:
+                    group.create_task(self._kept.run(), name="kept")
                 await self._view.wait_ready()
                 self._view.on_change(self._on_snapshot)
                 group.create_task(self._desired.run(), name="desired")
@@ -166,6 +183,8 @@ class Predictor:
                     await asyncio.sleep(_SWEEP_SECONDS)
                     self._sweep()
         finally:
+            if self._records is not None:
+                await self._records.close()
             await self._peers.close()
             await self._executors.close()
             await self._blobs.close()
@@ -185,10 +204,21 @@ class Predictor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._occupancy.drain()
-        if self._books is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                if self._books is not None:
                     await self._books.drain()
+                await self._keyed.drain()
+
+    def _keeping(self, channel: grpc.aio.Channel) -> KeptAnswers:
+        return KeptAnswers(
+            answers_pb2_grpc.AnswersServiceStub(channel),
+            holder=self._settings.instance,
+            keys=lambda: self._sealing.keys,
+            life=self._settings.idempotency_life,
+            timeout=_KEEP_SECONDS,
+            clock=self._clock,
+        )
 
     def _spec_of(self, version: str) -> registry_pb2.PredictionSpec | None:
         found = self._catalog.snapshot.model_versions.get(version)
@@ -210,6 +240,9 @@ class Predictor:
         self._occupancy.sweep(self._clock.monotonic())
         if self._books is not None:
             self._books.sweep()
+        self._keyed.sweep()
+        with contextlib.suppress(OSError, ValueError):  # what was read before stays in force
+            self._sealing.refresh()
         self.statistics.keep(frozenset(self._catalog.snapshot.model_versions))
         metrics.ACTIVE.set(self._occupancy.entered)
         metrics.CACHE_BYTES.set(self._cache.used_bytes)

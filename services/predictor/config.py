@@ -15,6 +15,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ratelimit: str = "xds:///ratelimit.weir.internal"
     audit: str = "xds:///audit.weir.internal"
+    records: str = "xds:///records.weir.internal"
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +52,13 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Memory for answers of versions that allow it (`cache_seconds`); 0: none are kept."""
     stale_seconds: float = 60.0
     """For how long beyond its time a kept answer is given where nothing else is to be had, flagged."""
+    idempotency_life: float = 86_400.0
+    """Seconds that an answer under an idempotency key is kept for, while there is room; 0: keys are ignored."""
+    idempotency_bytes: int = 16 * 2**20
+    """Memory that such answers may take; the oldest go first."""
+    idempotency_keys: str = ""
+    """Path of the keys that seal such answers for the store of records, where another predictor finds them after this
+    one died; see `libs.cursor.KeyringFile`. Empty: one predictor alone knows a key."""
     drain_grace: float = 5.0
     """How long running requests may go on after SIGTERM; at least two seconds below `drain_seconds`."""
     lame_duck_seconds: float = 1.0

@@ -77,6 +77,7 @@ FORWARDED = Counter(
 )
 REFUSED = Counter(_NAME + "refused", "Requests that got no answer, by reason.", ["reason"])
 DEGRADED = Counter(_NAME + "degraded", "Degraded answers, by version asked for and flag.", ["model", "step"])
+IDEMPOTENCY = Counter(_NAME + "idempotency", "Predictions with idempotency keys.", ["outcome"])
 ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
 CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
 MODELS = DesiredMetrics(_NAME)

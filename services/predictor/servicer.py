@@ -24,6 +24,7 @@ from services.predictor import describe
 from services.predictor.addressing import Routed, Routes, full_name, rows_of, version_of
 from services.predictor.call import Call, Rank
 from services.predictor.forward import Peers
+from services.predictor.keyed import Answered, KeyedPredictions
 from services.predictor.parameters import asked
 from services.predictor.serve import Predictions
 
@@ -55,10 +56,12 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         states: Callable[[], Sequence[registry_pb2.ModelState]],
         ready: Callable[[], bool],
         default_deadline: Mapping[str, float],
+        keyed: KeyedPredictions | None,
         clock: Clock,
     ) -> None:
         """:param states: how far the versions are that are wanted here.
-        :param default_deadline: seconds for calls without one, by profile."""
+        :param default_deadline: seconds for calls without one, by profile.
+        :param keyed: what idempotency keys stand for; None: they are ignored."""
         self._predictions = predictions
         self._peers = peers
         self._identifier = identifier
@@ -66,6 +69,7 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self._states = states
         self._ready = ready
         self._default_deadline = default_deadline
+        self._keyed = keyed
         self._clock = clock
         self._routes = Routes()
 
@@ -141,6 +145,16 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Predict."""
         arrived = self._clock.monotonic()
         caller = self._identifier.identify(context, scope=SCOPE)
+        if caller.idempotency_key and self._keyed is not None:
+            self._find(request.model_name, request.model_version, context)  # it may be asked for, now
+            make = partial(self._infer, request, caller, arrived)
+            answered = await self._keyed.answer(caller.identity.tenant, caller.idempotency_key, request, make)
+        else:
+            answered = await self._infer(request, caller, arrived)
+        context.set_trailing_metadata(answered.told)
+        return answered.response
+
+    async def _infer(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Answered:
         try:
             call = self._call(request, caller, arrived)
         except WeirError as error:
@@ -150,12 +164,10 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
             handing = partial(self._peers.hand, call, caller, regions)
             if (handed := await self._predictions.elsewhere(call, handing)) is not None:
-                context.set_trailing_metadata(handed.told)
-                return handed.response
+                return Answered(handed.response, tuple(handed.told))
         answer = await self._predictions.serve(call)
         describe.tell(answer, call)
-        context.set_trailing_metadata(describe.trailers(answer, call))
-        return answer.response
+        return Answered(answer.response, describe.trailers(answer, call))
 
     def _call(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Call:
         catalog, identity, told = self._catalog, caller.identity, caller.told

@@ -6,24 +6,29 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
 from weir.audit.v1 import audit_pb2, audit_pb2_grpc
-from weir.records.v1 import records_pb2_grpc
+from weir.records.v1 import answers_pb2_grpc, records_pb2_grpc
 
 from libs.clock import Clock, SystemClock
-from libs.errors import from_rpc_error
+from libs.errors import WeirError, from_rpc_error
 from libs.mux import Dialer
 from libs.registry import RegistryView, Source, follow
 from libs.service import Ready
 from services.records.compare import Comparer
 from services.records.config import Settings
+from services.records.keyed import SERVICE as ANSWERS
+from services.records.keyed import AnswersServicer
 from services.records.projector import Projector
 from services.records.server import SERVICE, Questions, RecordsServicer
 from services.records.store import Store
 
 _READ_SECONDS = 15.0
+_SWEEP_SECONDS = 30.0
+"""How often answers that are over are looked for."""
 _READERS = 4
 """Questions that the database is asked at once."""
 
@@ -50,6 +55,8 @@ class Records:
             retry_seconds=settings.retry_seconds,
             available=self._database,
         )
+        self._keys = ThreadPoolExecutor(2, "records-keys")
+        self._answers = AnswersServicer(self._store.answers(), self._keys, clock=clock)
         self._servicer = RecordsServicer(
             Questions(self._store, self._readers, self._projector, users=self._users),
             self._projector,
@@ -61,7 +68,8 @@ class Records:
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See `libs.service.Service`."""
         records_pb2_grpc.add_RecordsServiceServicer_to_server(self._servicer, server)
-        return [SERVICE]
+        answers_pb2_grpc.add_AnswersServiceServicer_to_server(self._answers, server)
+        return [SERVICE, ANSWERS]
 
     async def run(self, ready: Ready) -> None:
         """Ready while the database can be used; what the audit service has to say comes when it is there."""
@@ -70,16 +78,23 @@ class Records:
             async with self._audit, asyncio.TaskGroup() as group:
                 group.create_task(self._roles.run(), name="registry.view")
                 group.create_task(self._projector.run(), name="records.projector")
+                group.create_task(self._forget(), name="records.answers")
                 while True:
                     await asyncio.sleep(self._settings.retention_seconds)
                     await self._projector.retire(
                         request_days=self._settings.request_days, usage_days=self._settings.usage_days
                     )
         finally:
-            for pool in (self._writer, self._readers):
+            for pool in (self._writer, self._readers, self._keys):
                 pool.shutdown(wait=True, cancel_futures=True)
             self._store.close()
             await self._roles.close()
+
+    async def _forget(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            with suppress(WeirError):  # the database is away: later
+                await self._answers.sweep(self._settings.answer_bytes)
 
     async def drain(self) -> None:
         """A transaction is whole or not at all: nothing is left to finish."""

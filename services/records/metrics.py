@@ -21,3 +21,6 @@ QUESTIONS = Histogram(
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
 RETIRED = Counter("weir_records_retired_total", "Rows of requests that retention removed.")
+ANSWERS = Counter(
+    "weir_records_answers_total", "Idempotency keys that were asked for, by what they stood for.", ["state"]
+)

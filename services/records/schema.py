@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
 
 from libs.usage import Counts, Key
 
@@ -69,4 +69,17 @@ leases = Table("leases", META, _word("id", primary_key=True), _number("sequence"
 users = Table("users", META, _word("name", primary_key=True), _number("sequence"))
 """The newest record that a key sealed, in which the audit service finds whose it is."""
 
-__all__ = ["COUNTS", "KEY", "META", "leases", "position", "requests", "unsettled", "usage", "users"]
+answers = Table(
+    "answers",
+    META,
+    _word("tenant", primary_key=True),
+    Column("key", LargeBinary, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    _word("holder"),
+    *map(_number, ("since", "ends", "held", "size")),
+    Column("answer", LargeBinary, nullable=True),
+)
+"""What idempotency keys stand for; of no log, and in no backup. `key` is a digest, `body` the request's; milliseconds since
+1970: `since` it stands for that, until it `ends`; its claim is `held` until then. No `answer`: it runs. `size` in bytes."""
+
+__all__ = ["COUNTS", "KEY", "META", "answers", "leases", "position", "requests", "unsettled", "usage", "users"]

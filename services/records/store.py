@@ -16,6 +16,7 @@ from libs.auditlog.chain import ZERO, Entry, decode_entry, follow
 from libs.auditlog.frame import header_of
 from libs.usage import Counts, Fold, Key, Unsettled, Used, read
 from libs.usage.totals import milliseconds_of
+from services.records.answers import Answers
 from services.records.queries import Page, Question, Sums, Wanted
 from services.records.schema import COUNTS, KEY, leases, position, requests, unsettled, usage, users
 
@@ -25,6 +26,8 @@ _MIGRATING = 0x77656972
 
 _ALEMBIC = threading.Lock()
 """What it works on it keeps in globals."""
+_WRITES = "weir_writes"
+"""An option of a connection: what it reads is the newest, because nobody else writes meanwhile (SQLite)."""
 
 
 class StoreAwayError(Exception):
@@ -289,10 +292,14 @@ class Store:
             changed = {each.name: statement.excluded[each.name] for each in others}
             connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=changed), rows)
 
+    def answers(self) -> Answers:
+        """What idempotency keys stand for, in the same database."""
+        return Answers(lambda: self._begin(self._engine.execution_options(**{_WRITES: True})), self._insert)
+
     @contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
+    def _begin(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
         try:
-            with self._engine.begin() as connection:
+            with (engine or self._engine).begin() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise StoreAwayError(
@@ -310,7 +317,8 @@ def _configure(connection: Any, _: object) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    now = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if now else "BEGIN")
 
 
 def _position(connection: sa.Connection) -> Position:

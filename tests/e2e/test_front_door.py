@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import openai
+import pytest
 from weir.client import Client, Parameters
 
 from tests.e2e.conftest import client_for
@@ -133,6 +135,45 @@ def test_a_stream_without_a_seed_goes_on_with_the_one_that_it_got(replicas: Mesh
     assert told["completion_tokens"] == TOKENS
     assert text
     kill.wait_back()
+
+
+def test_an_answer_under_a_key_outlives_every_gateway(replicas: Mesh) -> None:
+    """Whichever gateway the key leads to, it has died since and knows nothing: the answer is given again, not made."""
+    with client_for(replicas, replicas.env["WEIR_KEY_ACME"]) as client:
+
+        def ask(tokens: int = 30) -> Any:
+            return client.chat.completions.with_raw_response.create(
+                model="weir-fast",
+                messages=BODY["messages"],
+                max_tokens=tokens,
+                temperature=0.8,
+                extra_headers={"idempotency-key": "outlives"},
+            )
+
+        first = ask()
+        killed = {name: replicas.kill(name) for name in GATEWAYS}
+        for name, pid in killed.items():
+            replicas.wait_back(name, pid)
+
+        def made() -> float:
+            return sum(gauge(replicas, name, "weir_worker_generation_tokens_total") for name in WORKERS)
+
+        before = made()
+        again = eventually(lambda: given(ask), what="a gateway")
+        assert again.headers["idempotent-replayed"] == "true"
+        assert again.parse().choices == first.parse().choices
+        assert again.parse().id == first.parse().id
+        assert made() == before
+        with pytest.raises(openai.ConflictError):
+            ask(31)
+
+
+def given(ask: Callable[[], Any]) -> Any:
+    """An answer; None while the edge has not found the gateways again."""
+    try:
+        return ask()
+    except openai.InternalServerError:
+        return None
 
 
 async def test_the_typed_client_goes_on_by_itself(replicas: Mesh) -> None:

@@ -289,7 +289,13 @@ def registry(directory: Path) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def rig(
-    directory: Path, state: Path, *, drain: float = 1.0, without: Collection[str] = (), **settings: Any
+    directory: Path,
+    state: Path,
+    *,
+    drain: float = 1.0,
+    without: Collection[str] = (),
+    store_of_records: int = 0,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
     `without` which it starts have an address where nobody listens."""
@@ -380,13 +386,13 @@ async def rig(
         await leaves[name].stop()
     configured = Settings(
         service="gateway",
-        instance="gateway-0",
         state_dir=str(state),
         targets=Targets(
-            records=f"127.0.0.1:{audit.port}", **{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}
+            records=f"127.0.0.1:{store_of_records or audit.port}",
+            **{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()},
         ),
         drain_seconds=drain,
-        **{"lame_duck_seconds": 0.0, **settings},
+        **{"instance": "gateway-0", "lame_duck_seconds": 0.0, **settings},
     )
     for message in registry(directory):
         await store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weir.records.v1 import records_pb2_grpc
+from weir.records.v1 import answers_pb2_grpc, records_pb2_grpc
 
 from libs.registry import MemoryStore
 from libs.rpc import make_channel
@@ -22,6 +22,8 @@ class Store:
     service: Records
     stub: Any
     ready: Any
+    port: int
+    answers: Any
 
 
 @contextlib.asynccontextmanager
@@ -35,4 +37,10 @@ async def records_service(root: Path, audit: int, *, wait: bool = True, **more: 
         if wait:
             await running.ready.wait()
         async with make_channel(f"127.0.0.1:{running.port}", tls=None, translate_errors=True) as channel:
-            yield Store(service, records_pb2_grpc.RecordsServiceStub(channel), running.ready)
+            yield Store(
+                service,
+                records_pb2_grpc.RecordsServiceStub(channel),
+                running.ready,
+                running.port,
+                answers_pb2_grpc.AnswersServiceStub(channel),
+            )
