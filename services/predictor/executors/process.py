@@ -60,7 +60,7 @@ class ModelProcess:
         """
         process = cls()
         try:
-            asked = Load(str(files.folder), files.listed, spec.SerializeToString(), pickle.dumps(prepare))
+            asked = Load(str(files.folder), files.listed, _bare(spec).SerializeToString(), pickle.dumps(prepare))
             if len(encode(asked)) > PACKET:
                 raise LoadError(f"its declaration and the list of its files have more than {PACKET} bytes")
             said = await process._ask(asked)
@@ -154,3 +154,13 @@ class ModelProcess:
             self._hung_up = True
             self._loop.remove_reader(self._link)
             self._link.close()
+
+
+def _bare(spec: registry_pb2.PredictionSpec) -> registry_pb2.PredictionSpec:
+    """Without what is looked at before and after a model runs: categories alone may be more than a packet holds."""
+    found = registry_pb2.PredictionSpec()
+    found.CopyFrom(spec)
+    for tensor in (*found.inputs, *found.outputs):
+        tensor.ClearField("rules")
+        tensor.ClearField("columns")
+    return found

@@ -15,6 +15,7 @@ import pytest
 from weir.registry.v1 import registry_pb2
 
 from libs.batching import Batcher, CostModel, Item, Late, Limits
+from libs.versions.manifest import ManifestFile
 from services.predictor.executors import Barred, Crashed, Executors, Ran, Settings
 from services.predictor.executors.dispatcher import Dispatcher
 from services.predictor.executors.processes import Bounds
@@ -165,6 +166,22 @@ async def test_a_batch_that_hangs_is_ended_with_its_process(tmp_path: Path) -> N
         await call(executors, WAIT)
     assert (await call(executors, 3)).outputs["y"][0, 0] == 6
     await executors.close()
+
+
+async def test_a_version_may_declare_many_columns_and_categories_but_not_any_number_of_files(
+    executors: Executors, tmp_path: Path
+) -> None:
+    make(tmp_path / "m", THREAD)
+    spec = registry_pb2.PredictionSpec(max_rows=8, lane="process")
+    told = spec.inputs.add(name="x", datatype="FP32", shape=[-1, 2])
+    told.columns.add(name="code", categorical=True, categories=[f"{n:06}" for n in range(30_000)])
+    told.rules.add(columns=[0], categories=told.columns[0].categories, unseen="reject")
+    async with asyncio.timeout(60):
+        await executors.load("m@1", Files(tmp_path / "m"), spec)
+        assert len(executors.pids("m@1")) == 1
+        listed = {f"{n:040}": ManifestFile(f"{n:040}", n, "0" * 64) for n in range(2_000)}
+        with pytest.raises(LoadError, match="more than 131072 bytes"):
+            await executors.load("f@1", Files(tmp_path / "m", listed), spec)
 
 
 @pytest.mark.parametrize("lane", ["", "inline", "thread", "process"])
