@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".dill")
@@ -36,12 +36,17 @@ def is_pickle(file: Path) -> bool:
 
     :raises OSError: it cannot be read.
     """
-    if file.suffix.lower() in PICKLES:
-        return True
     with file.open("rb") as stream:
-        head = stream.read(_HEAD)
-        if head[:4] == _ZIP:
-            return any(name.count("/") <= 1 and name.endswith("data.pkl") for name in _members(stream))
+        return holds_pickle(file.name, stream)
+
+
+def holds_pickle(name: str, stream: BinaryIO) -> bool:
+    """The same of what is open: a stream that can seek, at its beginning, of a file of that name."""
+    if PurePath(name).suffix.lower() in PICKLES:
+        return True
+    head = stream.read(_HEAD)
+    if head[:4] == _ZIP:
+        return any(name.count("/") <= 1 and name.endswith("data.pkl") for name in _members(stream))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes, in what is no text
         return _pickled(head, len(head) == _HEAD) or _pickled(_unpacked(head), cut=True)

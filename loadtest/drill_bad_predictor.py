@@ -8,17 +8,13 @@ one and the failing one only.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import uvloop
-
-from loadtest.overload import output
-from loadtest.overload.timeline import Check, verdict
+from loadtest.overload.timeline import Check
 from loadtest.rollout.bad_predictor import FAULTS, LEGEND, bad_version, good_version, prepare
+from loadtest.rollout.command import command
 from loadtest.rollout.drill import Times
 from loadtest.rollout.predictions import predictor_site
 
@@ -26,7 +22,7 @@ TIMES = Times(before=5.0, patience=120.0, after=5.0)
 
 
 async def run(
-    folder: Path, names: tuple[str, ...], settings: list[str], times: Times, say: Callable[[str], None]
+    folder: Path, names: Sequence[str], settings: list[str], times: Times, say: Callable[[str], None]
 ) -> list[Check]:
     """One version after the other, the good one first."""
     async with predictor_site(folder, settings=settings) as site:
@@ -37,18 +33,5 @@ async def run(
     return checks
 
 
-def main() -> int:
-    """Run, print, judge."""
-    options = output.options(__doc__).parse_args()
-    output.begin(options.nice)
-    with contextlib.ExitStack() as stack:
-        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-drill-")))
-        names = ("fails",) if options.quick else tuple(FAULTS)
-        checks = uvloop.run(run(folder, names, options.set, TIMES, output.say))
-    text, held = verdict(checks)
-    output.say(f"{LEGEND}\n\n{text}")
-    return 0 if held else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, run, names=tuple(FAULTS), quick=("fails",), times=TIMES, legend=LEGEND))

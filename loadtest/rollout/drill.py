@@ -93,7 +93,7 @@ async def bad_canary(
         await site.price(priced, factor)
     steps = ("--steps", "10,50", "--step-duration", "2m")
     found = await watched(site, ALIAS, candidate, fault.name, times, say, *steps)
-    return _checks(found.log, found.seen, fault, candidate, found.ended)
+    return _checks(found, fault, candidate)
 
 
 async def watched(
@@ -149,7 +149,7 @@ def row(second: int, answers: Sequence[Seen], candidate: str, weight: int) -> st
 
 def _decision(change: Change, begun: float) -> str:
     state = change.rollout.state
-    phase = pb.RolloutPhase.Name(phase_of(change.rollout)).removeprefix("ROLLOUT_PHASE_").lower()
+    phase = phase_named(change.rollout).lower()
     return f"  --- {change.at - begun:.1f} s: {phase}, step {state.step}: {state.reason} ({state.decided_by})"
 
 
@@ -158,31 +158,49 @@ def _weight(site: RolloutSite, alias: str) -> int:
     return 0 if rollout is None or phase_of(rollout) in ENDED else arms_of(rollout)[1].weight
 
 
-def _checks(
-    log: Sequence[Change], seen: Sequence[Seen], fault: Fault, candidate: str, ended: pb.Rollout
-) -> list[Check]:
-    decided = unix(ended.state.ended_at)
-    found: Harm = harm(seen, candidate=candidate, decided=decided, slow=fault.every_answer)
+def _checks(found: Watched, fault: Fault, candidate: str) -> list[Check]:
+    seen, decided = found.seen, unix(found.ended.state.ended_at)
+    hurt = harm(seen, candidate=candidate, decided=decided, slow=fault.every_answer)
     baseline = [each for each in seen if each.version and each.version != candidate]
-    failed = [each for each in baseline if each.outcome != OK]
     late = [each for each in seen if each.sent > decided + 1.0]
-    phase = pb.RolloutPhase.Name(phase_of(ended))
-    weights = {arms_of(each.rollout)[1].weight for each in log}
     return [
-        Check("the canary is rolled back", phase, phase == "ROLLOUT_PHASE_ROLLED_BACK"),
-        Check("and the reason says why", ended.state.reason, fault.word in ended.state.reason.lower()),
-        Check("found out within 15 s of its first bad answer", f"{found.detect:.1f} s", found.detect <= 15.0, True),
-        Check("no request sent to it a second after the decision", f"{found.off:.2f} s", found.off <= 1.0, True),
-        Check("it never had more than a tenth", f"{max(weights) / 100:g}%", max(weights) <= 1000),
-        Check("the baseline failed nobody", f"{len(failed)} of {len(baseline)}", not failed),
-        Check(
-            "afterwards everybody is answered, by the baseline",
-            f"{sum(each.outcome == OK and each.version != candidate for each in late)} of {len(late)}",
-            bool(late) and all(each.outcome == OK and each.version != candidate for each in late),
-        ),
+        *taken_back(found, candidate, fault.word, hurt, others=baseline, after=late),
         Check(
             "harmed, of all requests meanwhile",
-            f"{found.harmed_pct:.1f}%",
-            not math.isnan(found.harmed_pct) and found.harmed_pct <= 20.0,
+            f"{hurt.harmed_pct:.1f}%",
+            not math.isnan(hurt.harmed_pct) and hurt.harmed_pct <= 20.0,
         ),
     ]
+
+
+def taken_back(
+    found: Watched, candidate: str, word: str, hurt: Harm, *, others: Sequence[Seen], after: Sequence[Seen]
+) -> list[Check]:
+    """What holds of every bad version, whatever it serves. Pure.
+
+    :param word: what the reason of the decision must speak of.
+    :param others: answers that are none of its own.
+    :param after: what was asked once it was off.
+    """
+    reason, phase = found.ended.state.reason, phase_named(found.ended)
+    weights = {arms_of(each.rollout)[1].weight for each in found.log}
+    failed = sum(each.outcome != OK for each in others)
+    fine = sum(each.outcome == OK and each.version != candidate for each in after)
+    return [
+        Check("the version is rolled back", phase, phase == "ROLLED_BACK"),
+        Check("and the reason says why", reason, word in reason.lower()),
+        Check("found out within 15 s of its first bad answer", f"{hurt.detect:.1f} s", hurt.detect <= 15.0, True),
+        Check("no request sent to it a second after the decision", f"{hurt.off:.3f} s", hurt.off <= 1.0, True),
+        Check("it never had more than a tenth", f"{max(weights) / 100:g}%", max(weights) <= 1000),
+        Check("nobody else was failed", f"{failed} of {len(others)}", not failed),
+        Check(
+            "afterwards everybody is answered, by the version before",
+            f"{fine} of {len(after)}",
+            bool(after) and fine == len(after),
+        ),
+    ]
+
+
+def phase_named(rollout: pb.Rollout) -> str:
+    """As operators read it: "ROLLED_BACK"."""
+    return pb.RolloutPhase.Name(phase_of(rollout)).removeprefix("ROLLOUT_PHASE_")

@@ -70,7 +70,7 @@ class Predictor:
         self._executors = executors.Executors(
             clock, executors.Settings(), absent=lambda version: self._desired.asked(version)
         )
-        self._loader = VersionLoader(self._executors, self._spec_of, clock)
+        self._loader = VersionLoader(self._executors, self._version_of, clock)
         self._occupancy = Occupancy(
             most=settings.max_active,
             share=settings.max_active_share,
@@ -220,9 +220,9 @@ class Predictor:
             clock=self._clock,
         )
 
-    def _spec_of(self, version: str) -> registry_pb2.PredictionSpec | None:
+    def _version_of(self, version: str) -> registry_pb2.ModelVersion | None:
         found = self._catalog.snapshot.model_versions.get(version)
-        return found.prediction if found is not None and found.HasField("prediction") else None
+        return found if found is not None and found.HasField("prediction") else None
 
     def _on_snapshot(self, snapshot: RegistrySnapshot) -> None:
         self._catalog.update(snapshot)

@@ -13,12 +13,13 @@ from libs.registry import RegistrySnapshot
 from libs.rollouts import desired_versions
 from libs.versions.errors import LoadError
 from services.predictor.executors import Executors
+from services.predictor.files import Files
 from services.predictor.formats import LoadError as FormatError
 from services.predictor.formats import signature_of
 from services.predictor.golden import array_of
 from services.predictor.port import Signature, Tensors
 
-SpecOf = Callable[[str], registry_pb2.PredictionSpec | None]
+VersionOf = Callable[[str], registry_pb2.ModelVersion | None]
 
 
 def wanted_versions(snapshot: RegistrySnapshot, pool: str, now: float) -> Collection[str]:
@@ -41,10 +42,10 @@ class VersionLoader:
     """Implements `libs.versions.desired.Loader` over the executors. What a version falls back to at last, its prior,
     stays when it is lost or cannot be loaded."""
 
-    def __init__(self, executors: Executors, spec_of: SpecOf, clock: Clock) -> None:
-        """`spec_of` gives what a registered version declares."""
+    def __init__(self, executors: Executors, version_of: VersionOf, clock: Clock) -> None:
+        """`version_of` gives a registered version, which declares what it is."""
         self._executors = executors
-        self._spec_of = spec_of
+        self._version_of = version_of
         self._clock = clock
         self._ready: dict[str, None] = {}
         self.priors: dict[str, tuple[Signature, Tensors]] = {}
@@ -57,15 +58,16 @@ class VersionLoader:
 
     async def load(self, model: str, folder: str) -> Mapping[str, float]:
         """See `Loader`."""
-        spec = self._spec_of(model)
-        if spec is None:
+        version = self._version_of(model)
+        if version is None:
             raise LoadError(f"{model}: it is not registered any more")
-        began = self._clock.monotonic()
+        began, spec = self._clock.monotonic(), version.prediction
+        files = Files.of(version, Path(folder))
         try:
             if spec.prior:
                 declared = signature_of(spec)
-                self.priors[model] = declared, read_prior(Path(folder) / spec.prior, declared)
-            await self._executors.load(model, Path(folder), spec)
+                self.priors[model] = declared, read_prior(files.read(spec.prior), declared)
+            await self._executors.load(model, files, spec)
         except (FormatError, ValueError) as error:
             raise LoadError(f"{model}: {error}") from error
         self._ready[model] = None
@@ -83,23 +85,21 @@ class VersionLoader:
             del self.priors[model]
 
 
-def read_prior(path: Path, signature: Signature) -> Tensors:
+def read_prior(content: bytes, signature: Signature) -> Tensors:
     """The answer of last resort: one row of each output that it names, as in the protocol's REST form.
 
         {"outputs": [{"name": "score", "datatype": "FP32", "shape": [1, 2], "data": [0.9, 0.1]}]}
 
-    :raises LoadError: the file is not that, or names what the version does not give.
+    :raises LoadError: the content is not that, or names what the version does not give.
     """
     declared = {tensor.name: tensor for tensor in signature.outputs}
     where = "the prior"
     try:
-        given = json.loads(path.read_bytes())["outputs"]
+        given = json.loads(content)["outputs"]
         names = [each["name"] for each in given]
         if not names or not declared.keys() >= set(names):
             raise LoadError(f"{where} must give some of {', '.join(declared)}, and nothing else")
         rows = {name: array_of(given, declared[name], where) for name in names}
-    except OSError as error:
-        raise LoadError(f"{where} cannot be read: {error.strerror}") from error
     except FormatError as error:
         raise LoadError(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

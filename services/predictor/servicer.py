@@ -24,7 +24,7 @@ from services.predictor import describe
 from services.predictor.addressing import Routed, Routes, full_name, rows_of, version_of
 from services.predictor.call import Call, Rank
 from services.predictor.forward import Peers
-from services.predictor.keyed import Answered, KeyedPredictions
+from services.predictor.keyed import REPLAYED, Answered, KeyedPredictions
 from services.predictor.parameters import asked
 from services.predictor.serve import Predictions
 
@@ -145,12 +145,18 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Predict."""
         arrived = self._clock.monotonic()
         caller = self._identifier.identify(context, scope=SCOPE)
-        if caller.idempotency_key and self._keyed is not None:
-            self._find(request.model_name, request.model_version, context)  # it may be asked for, now
-            make = partial(self._infer, request, caller, arrived)
-            answered = await self._keyed.answer(caller.identity.tenant, caller.idempotency_key, request, make)
-        else:
-            answered = await self._infer(request, caller, arrived)
+        make = partial(self._infer, request, caller, arrived)
+        try:
+            if caller.idempotency_key and self._keyed is not None:
+                answered = await self._keyed.answer(caller.identity.tenant, caller.idempotency_key, request, make)
+            else:
+                answered = await make()
+        except WeirError as error:
+            if error.reason is Reason.NO_WORKERS:
+                context.set_trailing_metadata(describe.NOBODY_ELSE)
+            raise
+        if REPLAYED in answered.told:  # it has to be one that may be asked for, now
+            self._find(request.model_name, request.model_version, context)
         context.set_trailing_metadata(answered.told)
         return answered.response
 

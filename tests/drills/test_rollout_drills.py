@@ -5,20 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.overload.timeline import Check
-from loadtest.rollout.drill import FAULTS, Times, bad_canary, prepare
-from loadtest.rollout.site import rollout_site
+from loadtest.drill_bad_canary import run
+from loadtest.rollout.drill import FAULTS, Times
 
 TIMES = Times(before=3.0, patience=120.0, after=3.0)
 
 
 async def test_versions_that_fail_are_slow_or_cost_too_much_are_taken_back(tmp_path: Path) -> None:
     lines: list[str] = []
-    checks: list[Check] = []
-    async with rollout_site(tmp_path) as site:
-        await prepare(site)
-        for name, fault in FAULTS.items():
-            checks += await bad_canary(site, fault, name, TIMES, lines.append)
+    checks = await run(tmp_path, tuple(FAULTS), [], TIMES, lines.append)
     broken = [f"{check.what}: {check.found}" for check in checks if not check.held and not check.timed]
     assert not broken, "\n".join([*broken, *lines])
     assert sum("rolled_back" in line for line in lines) == len(FAULTS)

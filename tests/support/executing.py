@@ -11,6 +11,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.clock import SystemClock
 from services.predictor.executors import Executors, Ran
+from services.predictor.files import Files
 
 INLINE, THREAD = 0.0001, 0.002  # what the model is said to cost
 CLOCK = SystemClock()
@@ -35,7 +36,7 @@ async def load(
 ) -> Path:
     """Make the folder and load it."""
     make(folder, seconds)
-    await executors.load(version, folder, registry_pb2.PredictionSpec(max_rows=max_rows, lane=lane))
+    await executors.load(version, Files(folder), registry_pb2.PredictionSpec(max_rows=max_rows, lane=lane))
     return folder
 
 

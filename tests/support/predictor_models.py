@@ -10,6 +10,7 @@ import numpy as np
 from weir.registry.v1 import registry_pb2
 
 from services.predictor.executors.loading import Prepared
+from services.predictor.files import Files
 from services.predictor.port import LoadError, ModelError, Signature, Tensor, Tensors
 
 REFUSE, RAISE, DIE, WAIT, GROW = -1.0, -2.0, -3.0, -4.0, -5.0
@@ -54,9 +55,10 @@ class Obedient:
         (self._folder / "closed").touch()
 
 
-def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
+def prepare(files: Files, spec: registry_pb2.PredictionSpec) -> Prepared:
     """An `Obedient`; the folder's file `cost` has ℓ(1) in seconds, `broken` makes it fail, `deadly` end its process,
     `heavy` take 64 MiB."""
+    folder = files.folder
     if (folder / "broken").exists():
         raise LoadError("it does not give what it gave")
     if (folder / "deadly").exists():

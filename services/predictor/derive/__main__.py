@@ -27,6 +27,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from services.predictor import formats, golden
 from services.predictor.derive import natives, rows
+from services.predictor.files import Files
 from services.predictor.formats.step import check_fits
 from services.predictor.port import LoadError, ModelError, Tensor, Tensors
 from services.predictor.tensors import DTYPES
@@ -76,9 +77,9 @@ def derive(folder: Path, spec: pb.PredictionSpec, max_rows: int | None, path: Pa
     :returns: `library`, `rows` and `answered`, as above.
     :raises LoadError: the model cannot be read, or what is said of it does not fit.
     """
-    native = None
+    native, files = None, Files(folder)
     if len(spec.steps) == 1 and spec.steps[0].format in natives.KNOWN:
-        native = natives.read(folder / spec.steps[0].path, spec.steps[0], spec)
+        native = natives.read(files, spec.steps[0], spec)
         _lay(spec.inputs, native.inputs, "input")
         if native.exact:
             _check_inputs(spec.inputs, native.inputs)
@@ -96,13 +97,13 @@ def derive(folder: Path, spec: pb.PredictionSpec, max_rows: int | None, path: Pa
         if not _whole(native.outputs):
             tried = _run(native.run, given[0] if given else _zeros(spec), native.library)
         _lay(spec.outputs, [_given(each, tried.get(each.name), spec) for each in native.outputs], "output")
-    model = formats.load(folder, spec)
+    model = formats.load(files, spec)
     try:
         run, library = (native.run, native.library) if native is not None else (model.run, "the predictor")
         if cases:
             answers = [_as_declared(_run(run, each, library), spec, each) for each in given]
             to.write_text(json.dumps(rows.recorded(cases, answers)) + "\n", encoding="utf-8")
-            golden.check(model, to)
+            golden.check(model, to.read_bytes())
     finally:
         model.close()
     count = sum(len(next(iter(each.values()))) for each in given)

@@ -8,14 +8,15 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from weir.registry.v1 import registry_pb2 as pb
 
-from services.predictor.formats.step import LoadError, Options
+from services.predictor.files import Files
+from services.predictor.formats.step import Options
 from services.predictor.port import Tensors
 
 MOST_COLUMNS = 2048
@@ -41,27 +42,22 @@ class Native:
     """It takes the datatypes of `inputs` and no others."""
 
 
-def read(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
+def read(files: Files, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
     """Read a model.
 
     :param said: what is known already: tensors that have a name there keep it.
     :raises LoadError: the file is not what the step says.
     """
-    return _READERS[step.format](file, step, said)
+    return _READERS[step.format](files, step, said)
 
 
-def _xgboost(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
+def _xgboost(files: Files, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
     import xgboost as xgb
 
-    from services.predictor.formats.sound import check_xgboost
+    from services.predictor.formats.xgboost import read_booster
 
     xgb.set_config(verbosity=0)
-    booster = xgb.Booster({"nthread": 1})
-    try:
-        booster.load_model(file)
-    except (xgb.core.XGBoostError, ValueError) as error:
-        raise LoadError(f"no XGBoost model: {str(error).partition(chr(10))[0][:200]}") from None
-    check_xgboost(bytes(booster.save_raw("ubj")))
+    booster = read_booster(files.read(step.path))
     types = booster.feature_types or []
     categorical = {at for at, kind in enumerate(types) if kind == "c"}
     columns = _columns(booster.feature_names or [], categorical, count=len(types))
@@ -85,18 +81,14 @@ def _xgboost(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Na
     )
 
 
-def _lightgbm(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
+def _lightgbm(files: Files, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
     import lightgbm as lgb
 
-    from services.predictor.formats.sound import check_lightgbm
+    from services.predictor.formats.lightgbm import read_booster
 
-    try:
-        text = file.read_text(encoding="utf-8")
-        check_lightgbm(text)
-        booster = lgb.Booster(model_str=text)
-    except (lgb.basic.LightGBMError, UnicodeDecodeError, ValueError) as error:
-        raise LoadError(f"no LightGBM model: {str(error)[:200]}") from None
-    infos = re.search(r"^feature_infos=(.*)$", text, re.MULTILINE)
+    content = files.read(step.path)
+    booster = read_booster(content)
+    infos = re.search(r"^feature_infos=(.*)$", content.decode(), re.MULTILINE)
     # "[0:1]" is a range, "none" a feature that no tree reads; else it lists the codes of categories.
     told = infos.group(1).split() if infos else []
     categorical = [at for at, info in enumerate(told) if not info.startswith("[") and info != "none"]
@@ -121,13 +113,13 @@ def _lightgbm(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> N
     )
 
 
-def _sklearn(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
+def _sklearn(files: Files, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
     import sklearn
 
     from services.predictor.formats.sklearn import METHODS, dense, read_estimator
     from services.predictor.formats.texts import to_text
 
-    estimator = read_estimator(file)
+    estimator = read_estimator(files.read(step.path))
     source = _one(said.inputs, _FEATURES)
     methods = {method: step.options[method] for method in METHODS if method in step.options}
     options: dict[str, str] = {}
@@ -163,13 +155,14 @@ def _sklearn(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Na
     )
 
 
-def _onnx(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
+def _onnx(files: Files, step: pb.PredictionStep, said: pb.PredictionSpec) -> Native:
     import onnxruntime as ort
 
     from services.predictor.formats.onnx import DATATYPES, open_session
     from services.predictor.formats.texts import to_bytes, to_text
 
-    session = open_session(file, 1, ["CPUExecutionProvider"])
+    beside = partial(files.beside, step.path)
+    session = open_session(files.read(step.path), 1, ["CPUExecutionProvider"], beside)
 
     def spec(node: Any) -> pb.TensorSpec:
         shape = [size if isinstance(size, int) and size > 0 else -1 for size in node.shape]
@@ -192,7 +185,7 @@ def _onnx(file: Path, step: pb.PredictionStep, said: pb.PredictionSpec) -> Nativ
     )
 
 
-_READERS: Mapping[str, Callable[[Path, pb.PredictionStep, pb.PredictionSpec], Native]] = {
+_READERS: Mapping[str, Callable[[Files, pb.PredictionStep, pb.PredictionSpec], Native]] = {
     "xgboost": _xgboost,
     "lightgbm": _lightgbm,
     "sklearn": _sklearn,

@@ -1,7 +1,7 @@
 """Running predictions: loaded versions, each behind a batcher, in the lane that suits what it costs.
 
     executors = Executors(SystemClock(), Settings())
-    signature = await executors.load("fraud@3", folder, spec)
+    signature = await executors.load("fraud@3", files, spec)
     ran = await executors.run("fraud@3", inputs, outputs=None, rows=2, tenant="acme", rank=0, deadline=…)
 
 `executors.py`: loading and unloading. `dispatcher.py`: one version's queue and executors. `lanes.py`: which lane.

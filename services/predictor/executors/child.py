@@ -21,6 +21,7 @@ from services.predictor.executors.lanes import STALL_SECONDS
 from services.predictor.executors.loading import Prepared, resident
 from services.predictor.executors.shared import Arena
 from services.predictor.executors.wire import PACKET, Given, Load, Loaded, Refused, Run, decode_asked, encode
+from services.predictor.files import Files
 from services.predictor.port import LoadError, Model, ModelError
 
 _BEAT_SECONDS = 0.0005
@@ -60,14 +61,14 @@ def _receive(link: socket.socket) -> bytes:
 
 def _load(asked: Load) -> tuple[Model, Loaded]:
     # What comes over this socket is the predictor's own; nobody else holds its other end.
-    prepare: Callable[[Path, registry_pb2.PredictionSpec], Prepared] = pickle.loads(asked.prepare)  # noqa: S301
+    prepare: Callable[[Files, registry_pb2.PredictionSpec], Prepared] = pickle.loads(asked.prepare)  # noqa: S301
     spec = registry_pb2.PredictionSpec.FromString(asked.spec)
-    folder = Path(asked.folder)
-    prepared, stall = _watched(lambda: prepare(folder, spec))
+    files = Files(Path(asked.folder), asked.listed)
+    prepared, stall = _watched(lambda: prepare(files, spec))
     for _ in range(_TRIES):  # the first may have been its libraries, which a predictor has; others keep a machine busy
         if not prepared.model.native or stall <= STALL_SECONDS:
             break
-        again, once_more = _watched(lambda: prepare(folder, spec))
+        again, once_more = _watched(lambda: prepare(files, spec))
         again.model.close()
         stall = min(stall, once_more)
     model = prepared.model

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 
 from weir.registry.v1 import registry_pb2
 
@@ -22,6 +21,7 @@ from services.predictor.executors.process import ModelProcess, Prepare
 from services.predictor.executors.processes import Bounds, ProcessExecutor
 from services.predictor.executors.threads import Executor, ThreadExecutor
 from services.predictor.executors.wire import Loaded
+from services.predictor.files import Files
 from services.predictor.port import LoadError, Signature, Tensors
 from services.predictor.rules import Rules
 
@@ -113,7 +113,7 @@ class Executors:
         dispatcher = self._versions.get(version)
         return dispatcher is not None and dispatcher.bars(tenant)
 
-    async def load(self, version: str, folder: Path, spec: registry_pb2.PredictionSpec) -> Signature:
+    async def load(self, version: str, files: Files, spec: registry_pb2.PredictionSpec) -> Signature:
         """Load the version from its verified files, run its golden rows, warm it up and find out what it costs. The
         others go on meanwhile. A version that is loaded already stays as it is.
 
@@ -122,7 +122,7 @@ class Executors:
         async with self._loading:
             if version not in self._versions:
                 rules = _rules_of(spec)
-                self._versions[version] = await self._load(version, folder, spec)
+                self._versions[version] = await self._load(version, files, spec)
                 self._rules[version] = rules
         return self.signature(version)
 
@@ -166,13 +166,13 @@ class Executors:
             await self.unload(version)
         self._loader.shutdown(wait=False)
 
-    async def _load(self, version: str, folder: Path, spec: registry_pb2.PredictionSpec) -> Dispatcher:
+    async def _load(self, version: str, files: Files, spec: registry_pb2.PredictionSpec) -> Dispatcher:
         """First in a process of its own, whatever the lane: what a version does there, it does not do to this one."""
         wanted, began = lanes.declared(spec.lane), self._clock.monotonic()
         given = self._settings
 
         async def start() -> tuple[ModelProcess, Loaded]:
-            return await ModelProcess.start(folder, spec, given.prepare)
+            return await ModelProcess.start(files, spec, given.prepare)
 
         process, loaded = await start()
         lane = lanes.choose(wanted=wanted, native=loaded.native, samples=loaded.samples, stall=loaded.stall)
@@ -184,7 +184,7 @@ class Executors:
             executor = ProcessExecutor(process, loaded, start, self._clock, given.bounds, took)
         else:
             await process.close()
-            prepared, memory = await self._prepared(folder, spec)
+            prepared, memory = await self._prepared(files, spec)
             samples = prepared.samples
             executor = ThreadExecutor(prepared.model, self._clock, inline=lane is Lane.INLINE)
         cost = CostModel.fitted(samples)
@@ -194,12 +194,12 @@ class Executors:
         self._memory[version] = memory
         return Dispatcher(signature, Batcher(cost, limits), [executor], self._clock)
 
-    async def _prepared(self, folder: Path, spec: registry_pb2.PredictionSpec) -> tuple[Prepared, int]:
+    async def _prepared(self, files: Files, spec: registry_pb2.PredictionSpec) -> tuple[Prepared, int]:
         """In the loading thread; with the bytes by which the process grew. What is loaded for nobody is freed."""
 
         def prepared() -> tuple[Prepared, int]:
             before = resident()
-            found = self._settings.prepare(folder, spec)
+            found = self._settings.prepare(files, spec)
             return found, max(0, resident() - before)
 
         future = asyncio.get_running_loop().run_in_executor(self._loader, prepared)

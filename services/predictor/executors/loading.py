@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from weir.registry.v1 import registry_pb2
 
+from services.predictor.files import Files
 from services.predictor.port import Model
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,7 +24,7 @@ class Prepared:
     samples: list[tuple[int, float]]
 
 
-def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
+def prepare(files: Files, spec: registry_pb2.PredictionSpec) -> Prepared:
     """Load the model, run its golden rows, warm it up.
 
     :raises LoadError: it cannot be loaded, or does not give what it gave when it was made.
@@ -33,9 +33,9 @@ def prepare(folder: Path, spec: registry_pb2.PredictionSpec) -> Prepared:
     from services.predictor.golden import check
     from services.predictor.warmup import samples
 
-    model = load(folder, spec)
+    model = load(files, spec)
     try:
-        like = check(model, folder / spec.golden) if spec.golden else None
+        like = check(model, files.read(spec.golden)) if spec.golden else None
         return Prepared(model, samples(model, like))
     except BaseException:
         model.close()

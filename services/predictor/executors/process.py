@@ -7,7 +7,6 @@ import pickle
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 from weir.registry.v1 import registry_pb2
@@ -18,6 +17,7 @@ from services.predictor.executors.loading import Prepared
 from services.predictor.executors.shared import Arena
 from services.predictor.executors.wire import PACKET, Given, Load, Loaded, Refused, Run, Said, decode_said, encode
 from services.predictor.executors.work import Crashed, Died
+from services.predictor.files import Files
 from services.predictor.port import LoadError, ModelError
 
 log = get_logger(__name__)
@@ -25,7 +25,7 @@ log = get_logger(__name__)
 _EXIT_SECONDS = 1.0
 """From the end of its socket to the end of a process."""
 
-Prepare = Callable[[Path, registry_pb2.PredictionSpec], Prepared]
+Prepare = Callable[[Files, registry_pb2.PredictionSpec], Prepared]
 
 
 class ModelProcess:
@@ -52,7 +52,7 @@ class ModelProcess:
 
     @classmethod
     async def start(
-        cls, folder: Path, spec: registry_pb2.PredictionSpec, prepare: Prepare
+        cls, files: Files, spec: registry_pb2.PredictionSpec, prepare: Prepare
     ) -> tuple[ModelProcess, Loaded]:
         """A process that has loaded, tested and warmed the model.
 
@@ -60,7 +60,10 @@ class ModelProcess:
         """
         process = cls()
         try:
-            said = await process._ask(Load(str(folder), spec.SerializeToString(), pickle.dumps(prepare)))
+            asked = Load(str(files.folder), files.listed, _bare(spec).SerializeToString(), pickle.dumps(prepare))
+            if len(encode(asked)) > PACKET:
+                raise LoadError(f"its declaration and the list of its files have more than {PACKET} bytes")
+            said = await process._ask(asked)
         except Died as died:
             raise LoadError(str(died)) from None
         except BaseException:
@@ -151,3 +154,13 @@ class ModelProcess:
             self._hung_up = True
             self._loop.remove_reader(self._link)
             self._link.close()
+
+
+def _bare(spec: registry_pb2.PredictionSpec) -> registry_pb2.PredictionSpec:
+    """Without what is looked at before and after a model runs: categories alone may be more than a packet holds."""
+    found = registry_pb2.PredictionSpec()
+    found.CopyFrom(spec)
+    for tensor in (*found.inputs, *found.outputs):
+        tensor.ClearField("rules")
+        tensor.ClearField("columns")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from libs.versions.manifest import ManifestFile
 from services.predictor.executors.shared import Placed
 from services.predictor.port import Signature
 
@@ -12,9 +13,10 @@ PACKET = 1 << 17
 
 
 class Load(msgspec.Struct, array_like=True, tag="load"):
-    """The first one. `prepare`: pickled; `spec`: a serialized PredictionSpec."""
+    """The first one. `folder` and `listed`: as of `Files`; `prepare`: pickled; `spec`: a serialized PredictionSpec."""
 
     folder: str
+    listed: dict[str, ManifestFile] | None
     spec: bytes
     prepare: bytes
 

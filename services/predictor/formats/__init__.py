@@ -1,20 +1,23 @@
 """Formats of models: a version's files and declaration to something that runs.
 
-    load(folder, spec) -> Model
+    load(files, spec) -> Model
 
-One module per format, imported when it is needed: each has `load(file, wiring) -> Step` and documents its options.
+One module per format, imported when it is needed: each has `load(content, wiring) -> Step`, from the bytes of its file
+as `Files` verified them, and documents its options.
 Nothing here unpickles: a file that is a pickle is refused by name, whatever format it is declared as.
 """
 
 from __future__ import annotations
 
+import io
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from weir.registry.v1 import registry_pb2 as pb
 
-from libs.model_files import is_pickle, pickle_fault
+from libs.model_files import holds_pickle, pickle_fault
+from services.predictor.files import Files
 from services.predictor.formats.chain import Chain
 from services.predictor.formats.step import LoadError, Options, Step, Wiring
 from services.predictor.port import Model, Signature, Tensor
@@ -35,8 +38,8 @@ _LIBRARIES = ("lightgbm", "onnxruntime", "scipy", "skops", "torch", "xgboost")
 """What some image leaves out."""
 
 
-def load(folder: Path, spec: pb.PredictionSpec) -> Model:
-    """Load a version whose verified files lie in a folder. Takes seconds, and part of them holds the GIL.
+def load(files: Files, spec: pb.PredictionSpec) -> Model:
+    """Load a version. Takes seconds, and part of them holds the GIL.
 
     :raises LoadError: naming the step and what is wrong.
     """
@@ -49,9 +52,10 @@ def load(folder: Path, spec: pb.PredictionSpec) -> Model:
             missing = tuple(tensor for tensor in signature.outputs if tensor.name not in given)
             last = number == len(spec.steps)
             options, named = Options(declared.options), {tensor.name: tensor for tensor in missing}
-            wiring = Wiring(tuple(tensors.values()), missing if last else (), options, named)
+            beside = partial(files.beside, declared.path)
+            wiring = Wiring(tuple(tensors.values()), missing if last else (), options, named, beside)
             try:
-                steps.append(_step(folder, declared, wiring))
+                steps.append(_step(files, declared, wiring))
                 wiring.options.done()
             except LoadError as error:
                 raise LoadError(f"step {number} ({declared.format[:32]}): {error}") from None
@@ -84,15 +88,13 @@ def _tensor(declared: pb.TensorSpec, on_request: bool = False) -> Tensor:
     return Tensor(declared.name, declared.datatype, tuple(declared.shape), on_request)
 
 
-def _step(folder: Path, declared: pb.PredictionStep, wiring: Wiring) -> Step:
+def _step(files: Files, declared: pb.PredictionStep, wiring: Wiring) -> Step:
     if declared.format not in FORMATS:
         raise LoadError(f"the format is not known; there are {', '.join(FORMATS)}")
-    file = folder / declared.path
-    if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
-        raise LoadError(f"there is no artifact {declared.path!r}")
-    if is_pickle(file):
+    content = files.read(declared.path)
+    if holds_pickle(declared.path, io.BytesIO(content)):
         raise LoadError(pickle_fault(declared.path))
-    step: Step = _module(declared.format).load(file, wiring)
+    step: Step = _module(declared.format).load(content, wiring)
     return step
 
 

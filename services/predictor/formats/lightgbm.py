@@ -10,8 +10,6 @@ link function); `rounds` (the first so many iterations only; by default all, or 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import lightgbm as lgb
 import numpy as np
 
@@ -60,19 +58,14 @@ class Booster:
         del self._booster
 
 
-def load(file: Path, wiring: Wiring) -> Booster:
+def load(content: bytes, wiring: Wiring) -> Booster:
     """Load a step.
 
-    :raises LoadError: the file is no model, or does not fit its declaration.
+    :raises LoadError: the content is no model, or does not fit its declaration.
     """
     options = wiring.options
     threads = options.count("threads", 1, THREADS)
-    try:
-        text = file.read_text(encoding="utf-8")
-        check_lightgbm(text)
-        booster = lgb.Booster(model_str=text)
-    except (lgb.basic.LightGBMError, UnicodeDecodeError, ValueError) as error:
-        raise LoadError(f"no LightGBM model: {str(error)[:200]}") from None
+    booster = read_booster(content)
     return Booster(
         booster,
         ports(wiring, booster.num_feature(), "FP64"),
@@ -80,3 +73,16 @@ def load(file: Path, wiring: Wiring) -> Booster:
         rounds=options.count("rounds", 0, booster.current_iteration()) or None,
         threads=threads,
     )
+
+
+def read_booster(content: bytes) -> lgb.Booster:
+    """A booster of trees.
+
+    :raises LoadError: the content is none.
+    """
+    try:
+        text = content.decode()
+        check_lightgbm(text)
+        return lgb.Booster(model_str=text)
+    except (lgb.basic.LightGBMError, UnicodeDecodeError, ValueError) as error:
+        raise LoadError(f"no LightGBM model: {str(error)[:200]}") from None

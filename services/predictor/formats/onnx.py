@@ -6,13 +6,13 @@ The version's tensors have the names of the graph's. Strings are BYTES of UTF-8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from services.predictor.formats.external import files_of
 from services.predictor.formats.step import THREADS, LoadError, Wiring, check_fits
 from services.predictor.formats.texts import to_bytes, to_text
 from services.predictor.port import ModelError, Tensor, Tensors
@@ -68,13 +68,13 @@ class Graph:
         del self._session
 
 
-def load(file: Path, wiring: Wiring) -> Graph:
+def load(content: bytes, wiring: Wiring) -> Graph:
     """Load a step.
 
-    :raises LoadError: the file is no graph, or does not fit its declaration.
+    :raises LoadError: the content is no graph, or does not fit its declaration.
     """
     providers = [name for name in _PROVIDERS if name in ort.get_available_providers()]
-    session = open_session(file, wiring.options.count("threads", 1, THREADS), providers)
+    session = open_session(content, wiring.options.count("threads", 1, THREADS), providers, wiring.beside)
     given = {tensor.name: tensor for tensor in wiring.inputs}
     inputs = [_declared(node, given, "input") for node in session.get_inputs()]
     nodes = {node.name: node for node in session.get_outputs()}
@@ -85,13 +85,19 @@ def load(file: Path, wiring: Wiring) -> Graph:
     return Graph(session, inputs, outputs)
 
 
-def open_session(file: Path, threads: int, providers: Sequence[str]) -> ort.InferenceSession:
+def open_session(
+    content: bytes, threads: int, providers: Sequence[str], beside: Callable[[str], bytes]
+) -> ort.InferenceSession:
     """A session that keeps no thread busy while it waits, and logs no value.
 
     :param threads: of one execution.
-    :raises LoadError: it is no graph that ONNX Runtime runs.
+    :param beside: see `Wiring.beside`.
+    :raises LoadError: it is no graph that ONNX Runtime runs, or some of its tensors cannot be had.
     """
+    others = {name: beside(name) for name in files_of(content)}
     settings = ort.SessionOptions()
+    # Not its own format, which may lie elsewhere in part, too.
+    settings.add_session_config_entry("session.load_model_format", "ONNX")
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     for pool in ("intra_op", "inter_op"):
@@ -100,10 +106,15 @@ def open_session(file: Path, threads: int, providers: Sequence[str]) -> ort.Infe
     settings.enable_mem_pattern = False
     # What it logs of a failing node repeats callers' values; the error says enough.
     settings.log_severity_level = _FATAL
+    if others:
+        lengths = [len(each) for each in others.values()]
+        settings.add_external_initializers_from_files_in_memory(list(others), list(others.values()), lengths)
     try:
-        return ort.InferenceSession(file, settings, providers=providers)
+        session = ort.InferenceSession(content, settings, providers=providers)
     except Exception as error:  # its own types, and RuntimeError, by what is wrong
         raise LoadError(f"no graph that ONNX Runtime runs: {str(error)[:200]}") from None
+    session._model_bytes = None  # it would keep them for as long as it lives, to begin anew with other providers
+    return session
 
 
 def _used(node: Any, wiring: Wiring) -> bool:

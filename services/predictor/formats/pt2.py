@@ -12,7 +12,6 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,13 +44,13 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _SIZES = re.compile(r"[\w\s()+\-*/%<>=!&|,.]*")
 
 
-def check(file: Path) -> dict[str, Any]:
-    """The program of a file, if it holds nothing but a program.
+def check(content: bytes) -> dict[str, Any]:
+    """The program of a file's content, if that holds nothing but a program.
 
     :raises LoadError: naming what it holds besides.
     """
     try:
-        with PT2ArchiveReader(str(file)) as archive:
+        with PT2ArchiveReader(io.BytesIO(content)) as archive:
             names = archive.get_file_names()
             _check_names(names)
             for name in _CONFIGS:

@@ -11,8 +11,6 @@ mask:BOOL:-1": what it gives, where it is not the last step), `seconds` (of one 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from libs.sandbox import Box, RunError, SourceError, UnsafeError
@@ -49,7 +47,7 @@ class Source:
         self._box.close()
 
 
-def load(file: Path, wiring: Wiring, *, trusted: bool = False) -> Source:
+def load(content: bytes, wiring: Wiring, *, trusted: bool = False) -> Source:
     """Load a step.
 
     :param trusted: it may run where the kernel cannot enclose it.
@@ -64,11 +62,10 @@ def load(file: Path, wiring: Wiring, *, trusted: bool = False) -> Source:
     outputs = wiring.outputs or _declared(options)
     seconds = options.count("seconds", 1, _MOST_SECONDS)
     memory = options.count("memory_mib", 256, _MOST_MEMORY) << 20
-    if file.stat().st_size > _MAX_SOURCE:
+    if len(content) > _MAX_SOURCE:
         raise LoadError(f"its source has more than {_MAX_SOURCE} bytes")
     try:
-        source = file.read_text(encoding="utf-8")
-        return Source(Box(source, seconds=seconds, memory=memory, trusted=trusted), inputs, outputs)
+        return Source(Box(content.decode(), seconds=seconds, memory=memory, trusted=trusted), inputs, outputs)
     except (SourceError, UnsafeError, UnicodeDecodeError) as error:
         raise LoadError(str(error)) from None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,14 +72,14 @@ class Estimator:
         self._methods.clear()
 
 
-def load(file: Path, wiring: Wiring) -> Estimator:
+def load(content: bytes, wiring: Wiring) -> Estimator:
     """Load a step.
 
-    :raises LoadError: the file is none of skops, holds types that are not trusted, or does not fit its declaration.
+    :raises LoadError: the content is none of skops, holds types that are not trusted, or does not fit its declaration.
     """
     # Of BLAS and OpenMP, for as long as this process runs: the lanes are what runs side by side.
     threadpool_limits(1)
-    estimator = read_estimator(file)
+    estimator = read_estimator(content)
     source = _source(wiring)
     columns = getattr(estimator, "n_features_in_", -1)
     if len(source.shape) == 2 and columns not in (-1, source.shape[1]):
@@ -92,19 +91,19 @@ def load(file: Path, wiring: Wiring) -> Estimator:
     return Estimator(estimator, source, methods)
 
 
-def read_estimator(file: Path) -> Any:
+def read_estimator(content: bytes) -> Any:
     """An estimator that runs in one thread.
 
-    :raises LoadError: the file is none of skops, or holds types that are not trusted.
+    :raises LoadError: the content is none of skops, or holds types that are not trusted.
     """
     try:
-        untrusted = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED))
+        untrusted = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
         if untrusted:
             raise LoadError(f"types that are not trusted: {', '.join(untrusted)[:500]}")
         with warnings.catch_warnings():
             # Another version of scikit-learn: golden rows say whether it matters.
             warnings.simplefilter("ignore")
-            estimator = skops.io.load(file, trusted=list(TRUSTED))
+            estimator = skops.io.loads(content, trusted=list(TRUSTED))
     except LoadError:
         raise
     except Exception as error:  # of zip, JSON, numpy and skops itself

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,10 @@ class Options:
             raise LoadError(f"unknown option {min(self._left)!r}")
 
 
+def _nothing(path: str) -> bytes:
+    raise LoadError(f"there is no artifact {path!r} beside it")
+
+
 @dataclass(frozen=True, slots=True)
 class Wiring:
     """Where a step stands in its chain."""
@@ -77,6 +81,8 @@ class Wiring:
     options: Options
     declared: Mapping[str, Tensor] = field(default_factory=dict)
     """By name, the version's outputs that no earlier step gives, for any step."""
+    beside: Callable[[str], bytes] = _nothing
+    """Another file of the version, by its path from where the step's lies. Raises `LoadError`."""
 
     def named(self, name: str) -> Tensor:
         """An output of the step by its name: as declared, or unknown between two steps."""

@@ -8,10 +8,10 @@ Options: `threads` (of one execution, 1), `device` ("auto" or "cpu").
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,15 +82,15 @@ class Program:
         del self._call
 
 
-def load(file: Path, wiring: Wiring) -> Program:
+def load(content: bytes, wiring: Wiring) -> Program:
     """Load a step. The number of threads is the whole process's.
 
-    :raises LoadError: the file is no program, holds more than that, or does not fit its declaration.
+    :raises LoadError: the content is no program, holds more than that, or does not fit its declaration.
     """
     torch.set_num_threads(wiring.options.count("threads", 1, THREADS))
     device = wiring.options.choice("device", ("auto", "cpu"))
     device = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
-    program = _read(file, device)
+    program = _read(content, device)
     given = {tensor.name: tensor for tensor in wiring.inputs}
     inputs = [_declared(program, str(name), given) for name in program.graph_signature.user_inputs]
     # Guards are Python from the file; ranges of sizes are checked without them, by a hook of torch's own.
@@ -106,12 +106,12 @@ def load(file: Path, wiring: Wiring) -> Program:
     return Program(call, inputs, _outputs(program, wiring), device)
 
 
-def _read(file: Path, device: str) -> torch.export.ExportedProgram:
-    document = pt2.check(file)
+def _read(content: bytes, device: str) -> torch.export.ExportedProgram:
+    document = pt2.check(content)
     if "torch.ops.quantized_decomposed." in json.dumps(document):
         import_module("torch.ao.quantization.fx._decomposed")  # registers the operators
     try:
-        program = torch.export.load(str(file))
+        program = torch.export.load(io.BytesIO(content))
         if device != "cpu":
             program = move_to_device_pass(program, device)
     except Exception as error:  # whatever the reading of a damaged program ends in

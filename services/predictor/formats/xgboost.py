@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import xgboost as xgb
@@ -108,19 +107,14 @@ class Booster:
         del self._booster
 
 
-def load(file: Path, wiring: Wiring) -> Booster:
+def load(content: bytes, wiring: Wiring) -> Booster:
     """Load a step.
 
-    :raises LoadError: the file is no model, or does not fit its declaration.
+    :raises LoadError: the content is no model, or does not fit its declaration.
     """
     options = wiring.options
     xgb.set_config(verbosity=0)
-    booster = xgb.Booster({"nthread": options.count("threads", 1, THREADS)})
-    try:
-        booster.load_model(file)
-    except (xgb.core.XGBoostError, ValueError) as error:
-        raise LoadError(f"no XGBoost model: {str(error).partition(chr(10))[0][:200]}") from None
-    check_xgboost(bytes(booster.save_raw("ubj")))
+    booster = read_booster(content, options.count("threads", 1, THREADS))
     rounds = options.count("rounds", 0, booster.num_boosted_rounds())
     return Booster(
         booster,
@@ -129,6 +123,21 @@ def load(file: Path, wiring: Wiring) -> Booster:
         missing=options.number("missing", math.nan),
         rounds=rounds,
     )
+
+
+def read_booster(content: bytes, threads: int = 1) -> xgb.Booster:
+    """A booster of trees.
+
+    :raises LoadError: the content is none.
+    """
+    booster = xgb.Booster({"nthread": threads})
+    try:
+        # `Booster.load_model` takes a bytearray, which would be a copy.
+        _check(_LIBRARY.XGBoosterLoadModelFromBuffer(booster.handle, content, ctypes.c_uint64(len(content))))
+    except (xgb.core.XGBoostError, ValueError) as error:
+        raise LoadError(f"no XGBoost model: {str(error).partition(chr(10))[0][:200]}") from None
+    check_xgboost(bytes(booster.save_raw("ubj")))
+    return booster
 
 
 def _check(code: int) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from weir.registry.v1 import registry_pb2 as pb
 
 from loadtest.overload.samples import OK
 from loadtest.rollout.bad_predictor import unfaithful
+from loadtest.rollout.drill import Watched, taken_back
+from loadtest.rollout.site import Change
 from loadtest.rollout.traffic import Seen
-from loadtest.rollout.trial import NoHarmError, flaps, harm, moved_pct
+from loadtest.rollout.trial import Harm, NoHarmError, flaps, harm, moved_pct
 
 
 def seen(sent: float, version: str = "m@1", *, user: str = "u", outcome: str = OK, ttft: float | None = 0.1) -> Seen:
@@ -63,3 +68,34 @@ def test_who_met_a_version_and_then_another_did_not_stay_with_it() -> None:
     assert unfaithful(answers, "m@2", until=9.0) == {"went"}
     assert unfaithful(answers, "m@2", until=3.0) == set()
     assert unfaithful(answers, "m@2", until=10.0) == {"went", "came"}
+
+
+def broken(
+    *,
+    phase: pb.RolloutPhase = pb.ROLLOUT_PHASE_ROLLED_BACK,
+    weight: int = 1000,
+    hurt: Harm | None = None,
+    others: Sequence[Seen] = (),
+    after: Sequence[Seen] = (),
+) -> list[str]:
+    """What does not hold of a bad version that was watched."""
+    arm, step = pb.RolloutArm(name="canary", model_version="m@2"), pb.ROLLOUT_PHASE_CANARY
+    begun = pb.Rollout(baseline="m@1", arms=[arm], state=pb.RolloutState(phase=step, weights=[weight]))
+    ended = pb.Rollout(baseline="m@1", arms=[arm], state=pb.RolloutState(phase=phase, reason="the Error rate is 0.3"))
+    found = Watched(0.0, ended, [Change(1.0, begun), Change(2.0, ended)], [])
+    hurt = hurt or Harm(detect=3.0, off=0.1, harmed_pct=5.0, samples=10)
+    checks = taken_back(found, "m@2", "error", hurt, others=others or [seen(1.0)], after=after or [seen(9.0)])
+    return [check.what for check in checks if not check.held]
+
+
+def test_a_bad_version_is_taken_back_in_time_and_hurts_nobody_else() -> None:
+    assert broken() == []
+    assert broken(phase=pb.ROLLOUT_PHASE_PROMOTED) == ["the version is rolled back"]
+    assert broken(hurt=Harm(16.0, 1.1, 5.0, 10)) == [
+        "found out within 15 s of its first bad answer",
+        "no request sent to it a second after the decision",
+    ]
+    assert broken(weight=1001) == ["it never had more than a tenth"]
+    assert broken(others=[seen(1.0), seen(2.0, outcome="ENGINE_ERROR")]) == ["nobody else was failed"]
+    for late in (seen(9.0, "m@2"), seen(9.0, outcome="NO_WORKERS")):
+        assert broken(after=[seen(8.0), late]) == ["afterwards everybody is answered, by the version before"]

@@ -12,6 +12,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.batching import Late
 from services.predictor.executors import Crashed, Executors, Ran, Settings
+from services.predictor.files import Files
 from services.predictor.port import LoadError, ModelError
 from tests.support.executing import CLOCK, INLINE, THREAD, call, go_on, load, make, runs, waiting
 from tests.support.predictor_models import RAISE, REFUSE, WAIT, prepare
@@ -164,7 +165,7 @@ async def test_a_version_that_fails_its_test_is_not_loaded(executors: Executors,
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "broken").touch()
     with pytest.raises(LoadError, match="gave"):
-        await executors.load("m@1", tmp_path / "m", registry_pb2.PredictionSpec(max_rows=1))
+        await executors.load("m@1", Files(tmp_path / "m"), registry_pb2.PredictionSpec(max_rows=1))
     with pytest.raises(KeyError):
         executors.signature("m@1")
 
@@ -178,7 +179,7 @@ async def test_what_a_version_takes_is_measured_where_it_runs(tmp_path: Path, la
     with pytest.raises(KeyError):
         executors.ask("m@1")
     assert (absent, list(executors.asked), executors.memory("m@1")) == (["m@1"], ["m@1"], 0)
-    await executors.load("m@1", tmp_path / "m", registry_pb2.PredictionSpec(max_rows=8, lane=lane))
+    await executors.load("m@1", Files(tmp_path / "m"), registry_pb2.PredictionSpec(max_rows=8, lane=lane))
     assert executors.memory("m@1") >= 64 << 20
     assert executors.ask("m@1") == executors.signature("m@1")
     assert absent == ["m@1"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
+from weir.registry.v1 import registry_pb2 as pb
 
-from services.predictor.formats import LoadError, load
+from libs.versions.manifest import ManifestFile
+from services.predictor import formats
+from services.predictor.files import Files
+from services.predictor.formats import LoadError
+from services.predictor.formats.external import files_of
 from services.predictor.formats.onnx import open_session
 from services.predictor.port import Model, ModelError
-from tests.unit.predictor.specs import spec, step
+from tests.unit.predictor.specs import load, spec, step
 
 
 def _save(
@@ -26,6 +35,10 @@ def _save(
 ) -> None:
     graph = helper.make_graph(nodes, "g", inputs, outputs, initializers or [])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+
+
+def _nothing(name: str) -> bytes:
+    raise AssertionError(name)
 
 
 def _value(name: str, kind: int, shape: list[int | str] | None) -> onnx.ValueInfoProto:
@@ -97,7 +110,8 @@ def _model(folder: Path) -> Model:
 def test_an_execution_has_one_thread_which_rests_while_nothing_runs(folder: Path) -> None:
     """Others run at the same time, and threads that spin for work would take what these need."""
     for threads in (1, 2):
-        chosen = open_session(folder / "linear.onnx", threads, ["CPUExecutionProvider"]).get_session_options()
+        content = (folder / "linear.onnx").read_bytes()
+        chosen = open_session(content, threads, ["CPUExecutionProvider"], _nothing).get_session_options()
         assert (chosen.intra_op_num_threads, chosen.inter_op_num_threads) == (threads, 1)
         for pool in ("intra_op", "inter_op"):
             assert chosen.get_session_config_entry(f"session.{pool}.allow_spinning") == "0"
@@ -140,21 +154,82 @@ def test_what_the_graph_refuses_is_the_callers_fault_and_no_value_is_repeated(
     assert model.run({"i": np.array([4])})["y"].tolist() == [4.0]
 
 
-def test_a_graph_reads_no_file_outside_its_folder(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(bytes(8))
+def _outside(folder: Path, location: str) -> pb.PredictionSpec:
+    """A graph whose weights lie in another file."""
+    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value=location)
+    outside.external_data.add(key="offset", value="4")
+    node, x = helper.make_node("Add", ["x", "w"], ["y"]), _value("x", TensorProto.FLOAT, ["rows", 2])
+    _save(folder / "outside.onnx", [node], [x], [_value("y", TensorProto.FLOAT, ["rows", 2])], [outside])
+    return spec(step("onnx", "outside.onnx"), inputs="x FP32 -1 2", outputs="y FP32 -1 2")
+
+
+def test_a_graph_reads_no_file_outside_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(12))
     (folder / "link").symlink_to(tmp_path / "secret")
-    (folder / "own").write_bytes(bytes(8))
-    for location, fine in (("own", True), (f"{tmp_path}/secret", False), ("link", False)):
-        outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-        outside.external_data.add(key="location", value=location)
-        node, x = helper.make_node("Add", ["x", "w"], ["y"]), _value("x", TensorProto.FLOAT, ["rows", 2])
-        _save(folder / "outside.onnx", [node], [x], [_value("y", TensorProto.FLOAT, ["rows", 2])], [outside])
-        declared = spec(step("onnx", "outside.onnx"), inputs="x FP32 -1 2", outputs="y FP32 -1 2")
-        if fine:
-            load(folder, declared)
-        else:
-            with pytest.raises(LoadError, match="External data path"):
-                load(folder, declared)
+    (folder / "own").write_bytes(np.array([1, 2, 3], np.float32).tobytes())
+    model = load(folder, _outside(folder, "own"))
+    assert model.run({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[3.0, 4.0]]
+    for location in (f"{tmp_path}/secret", "link", "../secret", "absent", ""):
+        with pytest.raises(LoadError, match="there is no artifact"):
+            load(folder, _outside(folder, location))
+
+
+def test_weights_in_another_file_are_those_that_were_listed(tmp_path: Path) -> None:
+    listed = {}
+    declared = _outside(tmp_path, "own")
+    (tmp_path / "own").write_bytes(bytes(12))
+    for name in ("outside.onnx", "own"):
+        content = (tmp_path / name).read_bytes()
+        listed[name] = ManifestFile(name, len(content), hashlib.sha256(content).hexdigest())
+    formats.load(Files(tmp_path, listed), declared).close()
+    (tmp_path / "own").write_bytes(b"\1" * 12)
+    with pytest.raises(LoadError, match="own: its sha256 is not the manifest's"):
+        formats.load(Files(tmp_path, listed), declared)
+    del listed["own"]
+    with pytest.raises(LoadError, match="there is no artifact 'own'"):
+        formats.load(Files(tmp_path, listed), declared)
+
+
+def _hidden() -> Iterator[onnx.ModelProto]:
+    """Tensors in another file where no initializer of the graph is."""
+    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value="own")
+    constant = helper.make_node("Constant", [], ["y"], value=outside)
+    inner = helper.make_graph([], "inner", [], [], [outside])
+    sparse = onnx.SparseTensorProto(values=outside)
+    for nodes in (
+        [constant],
+        [helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)],
+        [helper.make_node("If", ["x"], ["y"], then_branch=helper.make_graph([constant], "inner", [], []))],
+        [helper.make_node("Constant", [], ["y"], sparse_value=sparse)],
+    ):
+        yield helper.make_model(helper.make_graph(nodes, "g", [], []))
+    yield helper.make_model(helper.make_graph([], "g", [], [], sparse_initializer=[sparse]))
+    function = helper.make_function("d", "f", [], ["y"], [constant], [helper.make_opsetid("", 20)])
+    yield helper.make_model(helper.make_graph([], "g", [], []), functions=[function])
+
+
+@pytest.mark.parametrize("model", list(_hidden()))
+def test_weights_in_another_file_are_found_wherever_the_model_has_them(model: onnx.ModelProto) -> None:
+    with pytest.raises(LoadError, match="tensor 'w' lies in another file"):
+        files_of(model.SerializeToString())
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_message_has_no_other_files(content: bytes) -> None:
+    with suppress(LoadError):
+        files_of(content)
+
+
+def test_a_session_keeps_no_copy_of_its_model(folder: Path) -> None:
+    content = (folder / "linear.onnx").read_bytes()
+    held = sys.getrefcount(content)
+    session = open_session(content, 1, ["CPUExecutionProvider"], _nothing)
+    assert session.get_inputs()
+    assert sys.getrefcount(content) == held
 
 
 @pytest.mark.parametrize(

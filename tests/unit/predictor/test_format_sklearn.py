@@ -17,9 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from services.predictor import warmup
-from services.predictor.formats import LoadError, load
+from services.predictor.formats import LoadError
 from services.predictor.port import ModelError, Tensors
-from tests.unit.predictor.specs import spec, step
+from tests.unit.predictor.specs import load, spec, step
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(120, 3))

@@ -18,9 +18,9 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from services.predictor import warmup
-from services.predictor.formats import LoadError, load, pt2
+from services.predictor.formats import LoadError, pt2
 from services.predictor.port import Model, ModelError
-from tests.unit.predictor.specs import spec, step
+from tests.unit.predictor.specs import load, spec, step
 
 IN = "x FP32 -1 4, k INT64 -1"
 OUT = "logits FP32 -1 3, label INT64 -1"

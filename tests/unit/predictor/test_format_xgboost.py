@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from services.predictor import warmup
-from services.predictor.formats import LoadError, load
+from services.predictor.formats import LoadError
 from services.predictor.port import ModelError
-from tests.unit.predictor.specs import spec, step
+from tests.unit.predictor.specs import load, spec, step
 
 FEATURES = 4
 RANDOM = np.random.default_rng(7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -461,15 +460,9 @@ async def test_a_trace_ends_however_handing_on_does() -> None:
 # ---- the prior's file ------------------------------------------------------------------------------------------------
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "prior.json"
-    path.write_text(text)
-    return path
-
-
-def test_a_prior_is_one_row_of_what_the_version_gives(tmp_path: Path) -> None:
-    row = '{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1], "data": [0.25]}]}'
-    np.testing.assert_array_equal(read_prior(written(tmp_path, row), signature_of(trees()))["score"], PRIOR["score"])
+def test_a_prior_is_one_row_of_what_the_version_gives() -> None:
+    row = b'{"outputs": [{"name": "score", "datatype": "FP32", "shape": [1], "data": [0.25]}]}'
+    np.testing.assert_array_equal(read_prior(row, signature_of(trees()))["score"], PRIOR["score"])
 
 
 @pytest.mark.parametrize(
@@ -487,11 +480,6 @@ def test_a_prior_is_one_row_of_what_the_version_gives(tmp_path: Path) -> None:
         '{"outputs": {"score": 1}}',
     ],
 )
-def test_any_other_prior_fails_the_version_that_has_it(tmp_path: Path, text: str) -> None:
+def test_any_other_prior_fails_the_version_that_has_it(text: str) -> None:
     with pytest.raises(LoadError, match="prior"):
-        read_prior(written(tmp_path, text), signature_of(trees()))
-
-
-def test_a_prior_that_is_not_there_fails_the_version(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="prior"):
-        read_prior(tmp_path / "absent.json", signature_of(trees()))
+        read_prior(text.encode(), signature_of(trees()))

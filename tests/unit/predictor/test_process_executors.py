@@ -15,9 +15,11 @@ import pytest
 from weir.registry.v1 import registry_pb2
 
 from libs.batching import Batcher, CostModel, Item, Late, Limits
+from libs.versions.manifest import ManifestFile
 from services.predictor.executors import Barred, Crashed, Executors, Ran, Settings
 from services.predictor.executors.dispatcher import Dispatcher
 from services.predictor.executors.processes import Bounds
+from services.predictor.files import Files
 from services.predictor.port import LoadError, ModelError, Signature, Tensor
 from tests.support.executing import CLOCK, THREAD, call, go_on, load, make, runs, waiting
 from tests.support.predictor_models import DIE, GROW, RAISE, REFUSE, WAIT, prepare
@@ -166,6 +168,22 @@ async def test_a_batch_that_hangs_is_ended_with_its_process(tmp_path: Path) -> N
     await executors.close()
 
 
+async def test_a_version_may_declare_many_columns_and_categories_but_not_any_number_of_files(
+    executors: Executors, tmp_path: Path
+) -> None:
+    make(tmp_path / "m", THREAD)
+    spec = registry_pb2.PredictionSpec(max_rows=8, lane="process")
+    told = spec.inputs.add(name="x", datatype="FP32", shape=[-1, 2])
+    told.columns.add(name="code", categorical=True, categories=[f"{n:06}" for n in range(30_000)])
+    told.rules.add(columns=[0], categories=told.columns[0].categories, unseen="reject")
+    async with asyncio.timeout(60):
+        await executors.load("m@1", Files(tmp_path / "m"), spec)
+        assert len(executors.pids("m@1")) == 1
+        listed = {f"{n:040}": ManifestFile(f"{n:040}", n, "0" * 64) for n in range(2_000)}
+        with pytest.raises(LoadError, match="more than 131072 bytes"):
+            await executors.load("f@1", Files(tmp_path / "m", listed), spec)
+
+
 @pytest.mark.parametrize("lane", ["", "inline", "thread", "process"])
 async def test_a_model_that_ends_its_process_while_it_loads_is_refused_and_others_go_on(
     executors: Executors, tmp_path: Path, lane: str
@@ -174,7 +192,7 @@ async def test_a_model_that_ends_its_process_while_it_loads_is_refused_and_other
     make(tmp_path / "deadly", THREAD)
     (tmp_path / "deadly" / "deadly").touch()
     with pytest.raises(LoadError, match="died of SIGKILL"):
-        await executors.load("d@1", tmp_path / "deadly", registry_pb2.PredictionSpec(max_rows=8, lane=lane))
+        await executors.load("d@1", Files(tmp_path / "deadly"), registry_pb2.PredictionSpec(max_rows=8, lane=lane))
     with pytest.raises(KeyError):
         executors.signature("d@1")
     assert (await call(executors, 3)).outputs["y"][0, 0] == 6
@@ -186,7 +204,7 @@ async def test_what_is_loading_stops_nobody_and_can_be_given_up(executors: Execu
     (tmp_path / "slow" / "cost").unlink()
     os.mkfifo(tmp_path / "slow" / "cost")
     loading = asyncio.create_task(
-        executors.load("s@1", tmp_path / "slow", registry_pb2.PredictionSpec(max_rows=8, lane="thread"))
+        executors.load("s@1", Files(tmp_path / "slow"), registry_pb2.PredictionSpec(max_rows=8, lane="thread"))
     )
     before = set(psutil.Process().children())
     while not (started := set(psutil.Process().children()) - before):
@@ -204,8 +222,8 @@ async def test_lanes_are_chosen_by_cost_and_by_what_libraries_can_do(executors: 
     assert executors.pids("native@1") == []
     make(tmp_path / "foreign", THREAD)
     (tmp_path / "foreign" / "foreign").touch()
-    await executors.load("foreign@1", tmp_path / "foreign", registry_pb2.PredictionSpec(max_rows=8))
+    await executors.load("foreign@1", Files(tmp_path / "foreign"), registry_pb2.PredictionSpec(max_rows=8))
     assert len(executors.pids("foreign@1")) == 1
     make(tmp_path / "odd", THREAD)
     with pytest.raises(LoadError, match="'fast'; there are inline, thread, process"):
-        await executors.load("odd@1", tmp_path / "odd", registry_pb2.PredictionSpec(max_rows=8, lane="fast"))
+        await executors.load("odd@1", Files(tmp_path / "odd"), registry_pb2.PredictionSpec(max_rows=8, lane="fast"))

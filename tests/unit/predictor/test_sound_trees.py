@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from services.predictor.formats import LoadError, load, sound, ubjson
-from tests.unit.predictor.specs import spec, step
+from services.predictor.formats import LoadError, sound, ubjson
+from tests.unit.predictor.specs import load, spec, step
 
 X = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
 X[:, 0] = np.random.default_rng(1).integers(0, 6, 300)

@@ -18,6 +18,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.sandbox import fences, frames
 from libs.shipped import ROOT
 from services.predictor import formats, golden
+from services.predictor.files import Files
 from services.predictor.formats import python
 from services.predictor.formats.step import LoadError, Options, Wiring
 from services.predictor.port import ModelError, Tensor
@@ -66,7 +67,7 @@ def test_any_bytes_are_a_frame_or_refused(noise: bytes, at: int) -> None:
 def step(source: str, folder: Path, last: tuple[Tensor, ...] = (X,), **options: str) -> python.Source:
     file = folder / "step.py"
     file.write_text(source)
-    return python.load(file, Wiring((X,), last, Options(options)))
+    return python.load(file.read_bytes(), Wiring((X,), last, Options(options)))
 
 
 def test_a_step_gives_what_it_declares_or_is_refused(tmp_path: Path) -> None:
@@ -107,9 +108,9 @@ def test_options_that_are_wrong_are_named(tmp_path: Path, options: dict[str, str
 def test_the_demo_model_with_python_steps_passes_its_golden_rows() -> None:
     folder = ROOT / "models" / "demo" / "topics"
     said = json.loads((folder / "manifest.json").read_text())["prediction"]
-    model = formats.load(folder, json_format.ParseDict(said, pb.PredictionSpec()))
+    model = formats.load(Files(folder), json_format.ParseDict(said, pb.PredictionSpec()))
     try:
-        golden.check(model, folder / "golden.json")
+        golden.check(model, (folder / "golden.json").read_bytes())
         told = model.run({"text": np.array([b"Queues need a bound.", b"\xff\xfe"], object)})
         assert told["topic"][0] == b"systems"
         assert told["scores"].sum(axis=1) == pytest.approx([1, 1], abs=1e-5)
