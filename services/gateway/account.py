@@ -245,7 +245,7 @@ def _end_span(request: Request, event: audit_pb2.RequestEvent, end: End) -> None
 
 def _observe(operation: str, accepted: Accepted, end: End) -> None:
     """Count a request that ran."""
-    children = metrics.model_metrics(operation, accepted.model_version)
+    children = metrics.model_metrics(operation, accepted.model_version, accepted.zone)
     breakdown = end.breakdown
     children.duration.observe(breakdown.total)
     if breakdown.time_to_first_token:

@@ -70,6 +70,7 @@ class OutputBuffer:
         self._begun = False  # its reader has had its first output
         self._held = False  # there is output that waits for company
         self._writing = 0  # of the unread, what the face has taken
+        self._wrote = 0.0  # seconds that its writes have taken
         self._pending: dict[int, ChoiceUpdate] = {}
         self._heartbeat = False
         self._waiter: asyncio.Future[None] | None = None
@@ -103,7 +104,7 @@ class OutputBuffer:
         heartbeat is due, and the end once everything before it was taken."""
         if self._writing:
             self._count(-self._writing)
-            self._writing = 0
+            self._written()
         while not self._pending and not self._heartbeat and self.end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -147,9 +148,17 @@ class OutputBuffer:
 
     def left(self) -> None:
         """The reader is gone, or done: what it did not get is dropped."""
+        if self._writing:
+            self._written()
+        if self._begun:
+            self._begun = False
+            metrics.WRITE.observe(self._wrote)
         self._count(-self.unread)
-        self._writing = 0
         self._pending = {}
+
+    def _written(self) -> None:
+        self._writing = 0
+        self._wrote += self._clock.monotonic() - self.taken_at
 
     def stop(self, finish: Finish) -> None:
         """End it now. Does nothing after the end."""

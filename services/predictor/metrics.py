@@ -9,7 +9,9 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from libs.telemetry.histogram import FastHistogram
 from libs.versions.metrics import DesiredMetrics
+from services.predictor.executors import Ran
 from services.predictor.statistics import BUCKETS, SIZES, Duration, Statistics, Version
 
 _NAME = "weir_predictor_"
@@ -80,6 +82,18 @@ DEGRADED = Counter(_NAME + "degraded", "Degraded answers, by version asked for a
 ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
 CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
 MODELS = DesiredMetrics(_NAME)
+_STAGE = FastHistogram(
+    _NAME + "stage_seconds", "Seconds per stage of a prediction that ran, of all versions.", ("stage",), buckets=BUCKETS
+)
+_QUEUE, _INPUT, _INFER, _OUTPUT = map(_STAGE.labels, ("queue", "input", "infer", "output"))
+
+
+def observe(ran: Ran) -> None:
+    """A request ran."""
+    _QUEUE.observe(ran.queue)
+    _INPUT.observe(ran.input)
+    _INFER.observe(ran.compute)
+    _OUTPUT.observe(ran.output)
 
 
 def nanoseconds(duration: Duration) -> int:

@@ -300,6 +300,7 @@ class Predictions:
             self._running[version] -= 1
         stages.queue, stages.batch, stages.compute = ran.queue, ran.input + ran.output, ran.compute
         self.statistics.of(version).ran(ran, question.rows)
+        metrics.observe(ran)
         return ran.outputs, ran.rows
 
     async def _cached(

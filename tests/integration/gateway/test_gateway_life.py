@@ -14,6 +14,7 @@ from weir.worker.v1 import worker_pb2
 
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
+from services.gateway import metrics
 from tests.support.leaves import Rig, Running, rig
 from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
 from tests.support.tokenizer import write_byte_tokenizer
@@ -57,6 +58,19 @@ async def test_the_times_of_the_stages_add_up_to_those_that_callers_are_told(mes
     assert sum(times.values()) == pytest.approx(first, abs=1e-6)
     assert sum(times.values()) - times["release"] + decode == pytest.approx(total, abs=1e-6)
     assert times["release"] > 0
+
+
+async def test_what_a_decision_waits_for_adds_up_to_it(mesh: Rig) -> None:
+    parts = (metrics.SAFETY, metrics.ROUTE, metrics.QUOTA)
+    before = [(sum(each.counts), each.total) for each in parts]
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        await running.finish()
+        decided = to_seconds((await stream.rest())[1].breakdown.decide)
+    waits = [each.total - total for each, (_, total) in zip(parts, before, strict=True)]
+    assert [sum(each.counts) - count for each, (count, _) in zip(parts, before, strict=True)] == [1, 1, 1]
+    assert all(each >= 0 for each in waits)
+    assert 0 < sum(waits) <= decided
 
 
 async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> None:
