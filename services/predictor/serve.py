@@ -22,6 +22,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
 from libs.outcomes import CRASHES, RUNNING
+from libs.telemetry import accelerators
 from libs.usage.records import PREDICT
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
@@ -301,6 +302,8 @@ class Predictions:
         stages.queue, stages.batch, stages.compute = ran.queue, ran.input + ran.output, ran.compute
         self.statistics.of(version).ran(ran, question.rows)
         metrics.observe(ran)
+        if ran.rows:
+            accelerators.used(call.tenant, ran.compute * question.rows / ran.rows, self._clock.monotonic())
         return ran.outputs, ran.rows
 
     async def _cached(
