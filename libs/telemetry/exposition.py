@@ -8,12 +8,15 @@ is taken from the requests that the process serves. Between two metrics it gives
 from __future__ import annotations
 
 import gzip
+import math
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
-from google.protobuf.message import Message
 from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -26,6 +29,11 @@ from libs.telemetry.histogram import SCHEMA, ZERO, Child, FastFamily
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 _COUNTER, _GAUGE, _UNTYPED, _HISTOGRAM = 0, 1, 3, 4
 _TYPES = {"counter": _COUNTER, "gauge": _GAUGE, "histogram": _HISTOGRAM}
+_BOUND, _DOUBLE = struct.Struct("<Bd"), struct.Struct("<d")
+_VALUES = {_COUNTER: b"\x1a\x09\x09", _GAUGE: b"\x12\x09\x09", _UNTYPED: b"\x2a\x09\x09"}
+"""A `Metric`'s value without its number."""
+_GAP = 4
+"""Empty buckets that are told."""
 _WAY = 0.00005
 """Seconds. The interpreter lets a thread that asks for it wait 5 ms before it takes the turn from one that computes."""
 
@@ -86,35 +94,36 @@ def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
 
 def protobuf(registry: Collector) -> bytes:
     """All metrics, each message behind its length."""
-    return b"".join(_delimited(each) for metric in registry.collect() for each in _families(metric))
+    return b"".join(_varint(len(body)) + body for metric in registry.collect() for body in _families(metric))
 
 
-def _delimited(message: Message) -> bytes:
-    body, length = message.SerializeToString(), bytearray()
-    size = len(body)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes((*length, size)) + body
+def _families(metric: Metric) -> Iterator[bytes]:
+    """Each a `MetricFamily`."""
+    if isinstance(metric, FastFamily):
+        yield from _both(metric)
+    elif metric.type == "histogram":
+        yield _classic(metric).SerializeToString()
+    else:
+        yield from _values(metric)
 
 
-def _families(metric: Metric) -> Iterator[pb.MetricFamily]:
-    if metric.type == "histogram":
-        yield _classic(metric)
-        if isinstance(metric, FastFamily) and metric.children:
-            yield _native(metric)
-        return
-    kind, by_name = _TYPES.get(metric.type, _UNTYPED), dict[str, pb.MetricFamily]()
+def _values(metric: Metric) -> Iterator[bytes]:
+    """Counters and gauges. Their series are written as they travel: as messages they would cost three times as much."""
+    kind, by_name = _TYPES.get(metric.type, _UNTYPED), dict[str, list[bytes]]()
+    value = _VALUES[kind]
     for sample in metric.samples:
-        if sample.name.endswith("_created"):
-            continue
-        family = by_name.get(sample.name)
-        if family is None:
-            family = by_name[sample.name] = pb.MetricFamily(name=sample.name, help=metric.documentation, type=kind)
-        series = family.metric.add(label=_labels(sample.labels))
-        value = series.counter if kind == _COUNTER else series.gauge if kind == _GAUGE else series.untyped
-        value.value = sample.value
-    yield from by_name.values()
+        if not sample.name.endswith("_created"):
+            series = b"".join(map(_pair, sorted(sample.labels.items()))) + value + _DOUBLE.pack(sample.value)
+            by_name.setdefault(sample.name, []).append(b"\x22" + _varint(len(series)) + series)
+    for name, found in by_name.items():
+        yield pb.MetricFamily(name=name, help=metric.documentation, type=kind).SerializeToString() + b"".join(found)
+
+
+@lru_cache(8192)
+def _pair(label: tuple[str, str]) -> bytes:
+    """A label of a `Metric`."""
+    body = pb.LabelPair(name=label[0], value=label[1]).SerializeToString()
+    return b"\x0a" + _varint(len(body)) + body
 
 
 def _classic(metric: Metric) -> pb.MetricFamily:
@@ -143,30 +152,68 @@ def _bucket(sample: Sample) -> pb.Bucket:
     return bucket
 
 
-def _native(metric: FastFamily) -> pb.MetricFamily:
-    family = pb.MetricFamily(name=f"{metric.name}_native", help=metric.documentation, type=_HISTOGRAM)
+def _both(metric: FastFamily) -> Iterator[bytes]:
+    """The classic histogram, and the native one where there is something to show."""
+    classic = pb.MetricFamily(name=metric.name, help=metric.documentation, type=_HISTOGRAM)
+    native = pb.MetricFamily(name=f"{metric.name}_native", help=metric.documentation, type=_HISTOGRAM)
+    order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
+    bounds = [_BOUND.pack(0x11, bound) for bound in (*metric.bounds, math.inf)]
     for values, child in metric.children:
-        series = family.metric.add(label=_labels(dict(zip(metric.names, values, strict=True))))
-        histogram = series.histogram
-        histogram.sample_count, histogram.sample_sum = sum(child.counts), child.total
+        labels = [pb.LabelPair(name=metric.labels[place], value=values[place]) for place in order]
+        counts = list(accumulate(child.counts))
+        histogram = classic.metric.add(label=labels).histogram
+        histogram.sample_count, histogram.sample_sum = counts[-1], child.total
+        histogram.MergeFromString(b"".join(map(_counted, counts, bounds)))
+        for place, (trace_id, value) in list(child.exemplars.items()):
+            exemplar = histogram.bucket[place].exemplar
+            exemplar.value = value
+            exemplar.label.add(name="trace_id", value=trace_id)
+        histogram = native.metric.add(label=labels).histogram
+        histogram.sample_count, histogram.sample_sum = counts[-1], child.total
         histogram.schema, histogram.zero_threshold = SCHEMA, ZERO
         _fill(histogram, child)
-    return family
+    yield classic.SerializeToString()
+    if native.metric:
+        yield native.SerializeToString()
+
+
+def _counted(count: int, bound: bytes) -> bytes:
+    """A `Bucket` of a `Histogram` as it travels: they are most of a page, and as messages would be most of its cost."""
+    told = _varint(count)
+    return bytes((0x1A, 10 + len(told), 0x08)) + told + bound
+
+
+@lru_cache(4096)
+def _varint(number: int) -> bytes:
+    length = bytearray()
+    while number > 127:
+        length.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*length, number))
 
 
 def _fill(histogram: pb.Histogram, child: Child) -> None:
-    """The buckets, in spans without gaps; counts as differences."""
-    buckets = sorted(child.native.items())
-    histogram.zero_count = histogram.sample_count - sum(count for _, count in buckets)
-    end, before = 0, 0
-    for place, count in buckets:
-        if not histogram.positive_span or place > end:
-            histogram.positive_span.add(offset=place - end, length=1)
+    """The buckets, in spans; counts as differences. A few empty buckets are less than a span of their own."""
+    deltas = list[int]()
+    end, before, held, length = 0, 0, 0, 0
+    for place, count in sorted(child.native.items()):
+        held += count
+        if length and place - end <= _GAP:
+            if place > end:
+                deltas += [-before, *[0] * (place - end - 1)]
+                before = 0
+            length += place + 1 - end
         else:
-            histogram.positive_span[-1].length += 1
-        end = place + 1
-        histogram.positive_delta.append(count - before)
-        before = count
+            if length:
+                histogram.positive_span[-1].length = length
+            histogram.positive_span.add(offset=place - end)
+            length = 1
+        deltas.append(count - before)
+        end, before = place + 1, count
+    if length:
+        histogram.positive_span[-1].length = length
+    histogram.positive_delta.extend(deltas)
+    histogram.zero_count = histogram.sample_count - held
 
 
 def _labels(labels: Mapping[str, str]) -> Iterator[pb.LabelPair]:

@@ -99,7 +99,8 @@ def terminal(weir: Operator, lines: int = 24) -> Iterator[Terminal]:
 
 @pytest.fixture
 def used(weir: Operator, mesh: Start) -> Operator:
-    placed = FLOOD + "".join(f'weir_admission_worker_free_sequences{{pool="demo",worker="{each}"}} 0\n' for each in WORKERS)
+    free = 'weir_admission_worker_free_sequences{pool="demo",worker="NAME"} 0\n'
+    placed = FLOOD + "".join(free.replace("NAME", each) for each in WORKERS)
     mesh({"admission-1": placed, "gateway-1": GATEWAY, "rollout-1": ROLLOUT, **WORKERS})
     return weir
 
