@@ -215,3 +215,17 @@ def test_a_page_is_made_anew_for_who_comes_after_it() -> None:
     for value in (1.0, 2.0):
         gauge.set(value)
         assert exposition.render().body.endswith(f"level {value}\n".encode())
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=300))
+def test_while_nobody_scrapes_nothing_grows_beyond_its_buckets(observed: list[float]) -> None:
+    """An hour without Prometheus is as much as a minute."""
+    histogram = FastHistogram("took", "Of it", ("stage",), buckets=BOUNDS, registry=CollectorRegistry())
+    child = histogram.labels("queue")
+    for number in range(-400, 400):
+        child.observe(1.09**number, f"{number:032x}")
+    before = len(child.native), len(child.exemplars), len(child.counts)
+    assert before == (400, len(BOUNDS) + 1, len(BOUNDS) + 1)
+    for number, value in enumerate(observed):
+        child.observe(value, f"{number:032x}")
+    assert (len(child.native), len(child.exemplars), len(child.counts)) == before
