@@ -72,7 +72,8 @@ class FastFamily(Metric):
         bounds: tuple[float, ...],
         children: Sequence[tuple[tuple[str, ...], Child]] = (),
     ) -> None:
-        self.labels, self.bounds, self.children = labels, bounds, children
+        self.labels = self._labelnames = labels  # the library's families have the latter
+        self.bounds, self.children = bounds, children
         super().__init__(name, documentation, "histogram")
 
     @property

@@ -43,6 +43,8 @@ WORKER_STREAMS = Gauge("weir_gateway_worker_streams", "Open streams to workers")
 
 STAGES = {name: STAGE.labels(name) for name in ("preprocess", "decide", "queue", "prefill", "release", "decode")}
 """Of an answer's breakdown."""
+EDGE = STAGE.labels("edge")
+"""From Envoy's having the headers, authentication and limits there included."""
 SAFETY, ROUTE, QUOTA = map(STAGE.labels, ("safety", "route", "quota"))
 """What `decide` waits for, one after the other: they are asked at once, and add up to it."""
 FILTER = STAGE.labels("filter")

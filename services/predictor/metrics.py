@@ -75,8 +75,10 @@ ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
 CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
 MODELS = DesiredMetrics(_NAME)
 _STAGE = FastHistogram(
-    _NAME + "stage_seconds", "Seconds per stage of a prediction that ran, of all versions.", ("stage",), buckets=BUCKETS
+    _NAME + "stage_seconds", "Seconds per stage of predictions, of all versions.", ("stage",), buckets=BUCKETS
 )
+EDGE = _STAGE.labels("edge")
+"""As a gateway's."""
 _QUEUE, _INPUT, _INFER, _OUTPUT = map(_STAGE.labels, ("queue", "input", "infer", "output"))
 
 

@@ -99,6 +99,8 @@ class Predictions:
             with visit:
                 self._occupancy.check(call.tenant)
                 stages = Stages(edge=call.edge)
+                if call.edge:
+                    metrics.EDGE.observe(call.edge)
                 question = self._asked(call)
                 stages.decode = self._clock.monotonic() - call.arrived
                 if self._account is not None:
@@ -184,7 +186,7 @@ class Predictions:
             counts.failed(seconds, now)
             metrics.REFUSED.labels(ended.reason.name).inc()
         else:
-            counts.succeeded(seconds, now)
+            counts.succeeded(seconds, now, call.span.traceparent[3:35] if call.span.recording else "")
             for step in ended.degraded:
                 metrics.DEGRADED.labels(call.version, step).inc()
         self._end_span(call, ended)

@@ -88,10 +88,10 @@ class Version:
         batches.infer.add(ran.compute)
         batches.output.add(ran.output)
 
-    def succeeded(self, seconds: float, now: float) -> None:
-        """It was answered; `now`: Unix seconds."""
+    def succeeded(self, seconds: float, now: float, trace_id: str = "") -> None:
+        """It was answered; `now`: Unix seconds. `trace_id` where it is traced."""
         self.success.add(seconds)
-        self.durations.observe(seconds)
+        self.durations.observe(seconds, trace_id)
         self.last = now
 
     def failed(self, seconds: float, now: float) -> None:

@@ -25,7 +25,7 @@ weir_admission_queue_depth N
 def test_observations_are_counted_and_amounts_are_one_each() -> None:
     texts = {Process("gateway-1", "gateway"): GATEWAY, Process("admission-1", "admission"): ADMISSION}
     before, after = ({who: parse(text.replace("N", n)) for who, text in texts.items()} for n in ("10", "20"))
-    # Of each of ten requests the duration and the tokens, by our own; by the library's a degraded one, a wait, an outcome.
+    # Of each of ten requests duration and tokens, by our own; by the library's a degraded one, a wait, an outcome.
     assert observations(Window(Scrape(1.0, before), Scrape(2.0, after))) == (20.0, 30.0, 10.0)
 
 

@@ -84,3 +84,10 @@ def test_what_ran_is_observed_by_stage() -> None:
     after = told()
     gained = {stage: (after[stage] or 0.0) - (before[stage] or 0.0) for stage in after}
     assert gained == {"queue": 0.25, "input": 0.5, "infer": 0.002, "output": 0.125}
+
+
+def test_the_trace_of_an_answer_is_an_exemplar_of_its_duration() -> None:
+    counts = Statistics().of("m@1")
+    counts.succeeded(0.003, 1.0, "a" * 32)
+    counts.succeeded(0.003, 1.0)
+    assert list(counts.durations.exemplars.values()) == [("a" * 32, 0.003)]
