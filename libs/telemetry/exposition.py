@@ -169,9 +169,10 @@ def _both(metric: FastFamily) -> Iterator[bytes]:
             exemplar.value = value
             exemplar.label.add(name="trace_id", value=trace_id)
         histogram = native.metric.add(label=labels).histogram
-        histogram.sample_count, histogram.sample_sum = counts[-1], child.total
-        histogram.schema, histogram.zero_threshold = SCHEMA, ZERO
-        _fill(histogram, child)
+        histogram.schema, histogram.zero_threshold, histogram.sample_sum = SCHEMA, ZERO, child.total
+        held = _fill(histogram, child)
+        histogram.sample_count = max(held, counts[-1])  # there may have been one since those were counted
+        histogram.zero_count = histogram.sample_count - held
     yield classic.SerializeToString()
     if native.metric:
         yield native.SerializeToString()
@@ -192,8 +193,9 @@ def _varint(number: int) -> bytes:
     return bytes((*length, number))
 
 
-def _fill(histogram: pb.Histogram, child: Child) -> None:
-    """The buckets, in spans; counts as differences. A few empty buckets are less than a span of their own."""
+def _fill(histogram: pb.Histogram, child: Child) -> int:
+    """The buckets, in spans; counts as differences. A few empty buckets are less than a span of their own. Returns how
+    many observations they hold."""
     deltas = list[int]()
     end, before, held, length = 0, 0, 0, 0
     for place, count in sorted(child.native.items()):
@@ -213,7 +215,7 @@ def _fill(histogram: pb.Histogram, child: Child) -> None:
     if length:
         histogram.positive_span[-1].length = length
     histogram.positive_delta.extend(deltas)
-    histogram.zero_count = histogram.sample_count - held
+    return held
 
 
 def _labels(labels: Mapping[str, str]) -> Iterator[pb.LabelPair]:

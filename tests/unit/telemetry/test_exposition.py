@@ -229,3 +229,12 @@ def test_while_nobody_scrapes_nothing_grows_beyond_its_buckets(observed: list[fl
     for number, value in enumerate(observed):
         child.observe(value, f"{number:032x}")
     assert (len(child.native), len(child.exemplars), len(child.counts)) == before
+
+
+def test_an_observation_beside_a_scrape_may_be_in_one_kind_and_not_yet_in_the_other() -> None:
+    registry = CollectorRegistry()
+    child = FastHistogram("took", "Of it", ("stage",), buckets=BOUNDS, registry=registry).labels("queue")
+    child.observe(0.0)
+    child.native[3] = 2  # which came after the counts were read
+    [series] = families(Exposition(registry).render(PROTOBUF).body)["took_native"].metric
+    assert (series.histogram.sample_count, series.histogram.zero_count, buckets(series.histogram)) == (2, 0, {3: 2})
