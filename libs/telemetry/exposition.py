@@ -113,10 +113,19 @@ def _values(metric: Metric) -> Iterator[bytes]:
     value = _VALUES[kind]
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
-            series = b"".join(map(_pair, sorted(sample.labels.items()))) + value + _DOUBLE.pack(sample.value)
-            by_name.setdefault(sample.name, []).append(b"\x22" + _varint(len(series)) + series)
+            told = b"".join(map(_pair, sorted(sample.labels.items()))) + value + _DOUBLE.pack(sample.value)
+            by_name.setdefault(sample.name, []).append(_series(told))
     for name, found in by_name.items():
-        yield pb.MetricFamily(name=name, help=metric.documentation, type=kind).SerializeToString() + b"".join(found)
+        yield _family(name, metric.documentation, kind, found)
+
+
+def _series(metric: bytes) -> bytes:
+    """A `Metric` of a `MetricFamily`."""
+    return b"\x22" + _varint(len(metric)) + metric
+
+
+def _family(name: str, text: str, kind: int, series: list[bytes]) -> bytes:
+    return pb.MetricFamily(name=name, help=text, type=kind).SerializeToString() + b"".join(series)
 
 
 @lru_cache(8192)
@@ -153,29 +162,32 @@ def _bucket(sample: Sample) -> pb.Bucket:
 
 
 def _both(metric: FastFamily) -> Iterator[bytes]:
-    """The classic histogram, and the native one where there is something to show."""
-    classic = pb.MetricFamily(name=metric.name, help=metric.documentation, type=_HISTOGRAM)
-    native = pb.MetricFamily(name=f"{metric.name}_native", help=metric.documentation, type=_HISTOGRAM)
+    """The classic histogram, and the native one where there is something to show. Written like `_values`."""
+    classic, native = list[bytes](), list[bytes]()
     order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
     bounds = [_BOUND.pack(0x11, bound) for bound in (*metric.bounds, math.inf)]
     for values, child in metric.children:
-        labels = [pb.LabelPair(name=metric.labels[place], value=values[place]) for place in order]
+        labels = b"".join([_pair((metric.labels[place], values[place])) for place in order])
         counts = list(accumulate(child.counts))
-        histogram = classic.metric.add(label=labels).histogram
-        histogram.sample_count, histogram.sample_sum = counts[-1], child.total
-        histogram.MergeFromString(b"".join(map(_counted, counts, bounds)))
-        for place, (trace_id, value) in list(child.exemplars.items()):
-            exemplar = histogram.bucket[place].exemplar
-            exemplar.value = value
-            exemplar.label.add(name="trace_id", value=trace_id)
-        histogram = native.metric.add(label=labels).histogram
-        histogram.schema, histogram.zero_threshold, histogram.sample_sum = SCHEMA, ZERO, child.total
-        held = _fill(histogram, child)
-        histogram.sample_count = max(held, counts[-1])  # there may have been one since those were counted
-        histogram.zero_count = histogram.sample_count - held
-    yield classic.SerializeToString()
-    if native.metric:
-        yield native.SerializeToString()
+        histogram = pb.Histogram(sample_count=counts[-1], sample_sum=child.total).SerializeToString()
+        histogram += b"".join(map(_counted, counts, bounds))
+        if child.exemplars:
+            histogram = _with_exemplars(histogram, child)
+        classic.append(_series(labels + b"\x3a" + _varint(len(histogram)) + histogram))
+        histogram = _native(child, counts[-1]).SerializeToString()
+        native.append(_series(labels + b"\x3a" + _varint(len(histogram)) + histogram))
+    yield _family(metric.name, metric.documentation, _HISTOGRAM, classic)
+    if native:
+        yield _family(f"{metric.name}_native", metric.documentation, _HISTOGRAM, native)
+
+
+def _with_exemplars(histogram: bytes, child: Child) -> bytes:
+    made = pb.Histogram.FromString(histogram)
+    for place, (trace_id, value) in list(child.exemplars.items()):
+        exemplar = made.bucket[place].exemplar
+        exemplar.value = value
+        exemplar.label.add(name="trace_id", value=trace_id)
+    return made.SerializeToString()
 
 
 def _counted(count: int, bound: bytes) -> bytes:
@@ -193,29 +205,31 @@ def _varint(number: int) -> bytes:
     return bytes((*length, number))
 
 
-def _fill(histogram: pb.Histogram, child: Child) -> int:
-    """The buckets, in spans; counts as differences. A few empty buckets are less than a span of their own. Returns how
-    many observations they hold."""
-    deltas = list[int]()
-    end, before, held, length = 0, 0, 0, 0
-    for place, count in sorted(child.native.items()):
-        held += count
-        if length and place - end <= _GAP:
+def _native(child: Child, count: int) -> pb.Histogram:
+    """Its buckets in spans, counts as differences; a few empty buckets are less than a span of their own."""
+    spans, deltas = list[list[int]](), list[int]()
+    end, before, held = 0, 0, 0
+    for place, number in sorted(child.native.items()):
+        held += number
+        if spans and place - end <= _GAP:
             if place > end:
                 deltas += [-before, *[0] * (place - end - 1)]
                 before = 0
-            length += place + 1 - end
+            spans[-1][1] += place + 1 - end
         else:
-            if length:
-                histogram.positive_span[-1].length = length
-            histogram.positive_span.add(offset=place - end)
-            length = 1
-        deltas.append(count - before)
-        end, before = place + 1, count
-    if length:
-        histogram.positive_span[-1].length = length
-    histogram.positive_delta.extend(deltas)
-    return held
+            spans.append([place - end, 1])
+        deltas.append(number - before)
+        end, before = place + 1, number
+    count = max(held, count)  # there may have been one since those were counted
+    return pb.Histogram(
+        sample_count=count,
+        sample_sum=child.total,
+        schema=SCHEMA,
+        zero_threshold=ZERO,
+        zero_count=count - held,
+        positive_span=[pb.BucketSpan(offset=offset, length=length) for offset, length in spans],
+        positive_delta=deltas,
+    )
 
 
 def _labels(labels: Mapping[str, str]) -> Iterator[pb.LabelPair]:
