@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from services.predictor import describe, metrics
@@ -83,7 +84,7 @@ def test_what_ran_is_observed_by_stage() -> None:
     metrics.observe(ran(4))
     after = told()
     gained = {stage: (after[stage] or 0.0) - (before[stage] or 0.0) for stage in after}
-    assert gained == {"queue": 0.25, "input": 0.5, "infer": 0.002, "output": 0.125}
+    assert gained == pytest.approx({"queue": 0.25, "input": 0.5, "infer": 0.002, "output": 0.125})
 
 
 def test_the_trace_of_an_answer_is_an_exemplar_of_its_duration() -> None:
