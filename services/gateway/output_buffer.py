@@ -60,6 +60,8 @@ class OutputBuffer:
         """Characters that the reader may not have got yet."""
         self.taken_at = clock.monotonic()
         """When the reader last had all there was, or got something."""
+        self.wrote = 0.0
+        """Seconds that its writes have taken."""
         self.on_taken: Callable[[int], None] | None = None
         """Is told how many tokens were delivered each time that the reader takes some, until the end: then its record
         tells, and another request may have its place in the journal."""
@@ -70,7 +72,6 @@ class OutputBuffer:
         self._begun = False  # its reader has had its first output
         self._held = False  # there is output that waits for company
         self._writing = 0  # of the unread, what the face has taken
-        self._wrote = 0.0  # seconds that its writes have taken
         self._pending: dict[int, ChoiceUpdate] = {}
         self._heartbeat = False
         self._waiter: asyncio.Future[None] | None = None
@@ -150,15 +151,12 @@ class OutputBuffer:
         """The reader is gone, or done: what it did not get is dropped."""
         if self._writing:
             self._written()
-        if self._begun:
-            self._begun = False
-            metrics.WRITE.observe(self._wrote)
         self._count(-self.unread)
         self._pending = {}
 
     def _written(self) -> None:
         self._writing = 0
-        self._wrote += self._clock.monotonic() - self.taken_at
+        self.wrote += self._clock.monotonic() - self.taken_at
 
     def stop(self, finish: Finish) -> None:
         """End it now. Does nothing after the end."""
@@ -265,6 +263,8 @@ class SlowReaders:
             self._readers.pop(buffer, None)
             self._cutting.discard(buffer)
             buffer.left()
+            if buffer.wrote:
+                metrics.WRITE.observe(buffer.wrote)
 
     def sweep(self, now: float) -> None:
         """End what nobody reads; called about twice a second (monotonic seconds)."""
