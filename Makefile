@@ -264,7 +264,7 @@ bench-xds: setup ## Measure the time from an etcd write to the acknowledged xDS 
 	$(PY) -m loadtest.bench_xds
 
 .PHONY: bench-observe
-bench-observe: setup ## Plant bottlenecks and see whether `weir diagnose` names them, and nothing on healthy meshes (half a minute).
+bench-observe: setup ## Plant bottlenecks and see whether `weir diagnose` names them, and what metrics cost (two minutes).
 	$(PY) -m loadtest.bench_observe $(if $(QUICK),--smoke)
 
 .PHONY: bench-registry

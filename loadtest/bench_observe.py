@@ -1,21 +1,37 @@
-"""Is what binds found, and nothing where nothing does: `make bench-observe`.
+"""Is what binds found, and nothing where nothing does, and what does it cost to be seen: `make bench-observe`.
 
-Every bottleneck of `observe/planted.py` is diagnosed, and every healthy mesh. Prints what was found and ends with one
-line of JSON; loadtest/README.md says what each figure is.
+Every bottleneck of `observe/planted.py` is diagnosed, and every healthy mesh. The pages of a large mesh are made and
+weighed (`observe/pages.py`), a stranger's names counted (`observe/names.py`), and of a mesh under load what a request
+pays for its metrics (`observe/cost.py`). Prints what was found and ends with one line of JSON; loadtest/README.md says
+what each figure is.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import process_time
+
+import uvloop
 
 from libs.diagnosis import Diagnosis, diagnose
 from loadtest.figures import percentile, table
+from loadtest.observe import cost, names, pages
 from loadtest.observe.planted import Planted, healthy, planted
 from loadtest.overload import output
 
-TARGETS = {"diagnosed_right_pct": "≥ 95", "false_alarms": "= 0"}
+TARGETS = {
+    "diagnosed_right_pct": "≥ 95",
+    "false_alarms": "= 0",
+    "scrape_ms": "≤ 150",
+    "scrape_kb": "≤ 2000",
+    "series_after_1m_names": "≤ 2000",
+    "metrics_cpu_pct": "≤ 3",
+}
+INTERVAL_MS = 15_000.0
+"""Between two scrapes: 1% of a core is 150 ms."""
+_PARTS = {"seconds": 1e3, "unpacked": 1e-3, "bytes": 1e-3, "series": 1.0}
+"""Of `pages.whole`, with what makes them milliseconds and kilobytes."""
 
 
 def main(argv: Iterable[str] | None = None) -> None:
@@ -36,7 +52,32 @@ def main(argv: Iterable[str] | None = None) -> None:
     parts = output.Parts()
     with parts.part("diagnoses"):
         parts.figures |= {**judged(rows), "diagnose_ms_p50": percentile(seconds, 0.5) * 1000}
+    smoke = asked.smoke
+    with parts.part("pages"):
+        parts.figures |= weighed(pages.whole(20, 100) if smoke else pages.whole())
+    with parts.part("names"):
+        parts.figures["series_after_1m_names"] = names.series_after(names.NAMES // (100 if smoke else 1))
+    with parts.part("cost"):
+        parts.figures |= uvloop.run(cost.figures(2.0 if smoke else 15.0))
     output.finish("observe", parts, TARGETS)
+
+
+def weighed(services: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """One scrape of a whole mesh: CPU, what is sent before it is packed, series."""
+    columns = ("ms of CPU", "kB", "kB packed", "series")
+    rows = [
+        (
+            name,
+            f"{each['seconds'] * 1e3:.1f}",
+            *(f"{each[size] / 1e3:.1f}" for size in ("unpacked", "bytes")),
+            f"{each['series']:.0f}",
+        )
+        for name, each in services.items()
+    ]
+    output.say(table(("pages of", *columns), rows))
+    names = ("scrape_ms", "scrape_kb", "scrape_kb_packed", "scrape_series")
+    totals = [scale * sum(each[part] for each in services.values()) for part, scale in _PARTS.items()]
+    return dict(zip(names, totals, strict=True)) | {"scrape_core_pct": 100 * totals[0] / INTERVAL_MS}
 
 
 def judged(rows: Iterable[tuple[Planted, Diagnosis]]) -> dict[str, float]:

@@ -46,6 +46,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     told: Mapping[str, str] = {}
     """What the edge said, by lower-case name; nothing of a call that did not come through it."""
 
+    def edge(self, now: float) -> float:
+        """Seconds since the edge had the request, by its clock and by ours, which says `now` (Unix seconds); 0 where it
+        does not say: "t=1700000000.123"."""
+        try:
+            return max(0.0, now - float(self.told["x-request-start"].removeprefix("t=")))
+        except (KeyError, ValueError):
+            return 0.0
+
 
 class Identifier:
     """Makes `Caller`s out of call contexts."""

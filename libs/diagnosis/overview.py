@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from libs.diagnosis.diagnosis import diagnose
+from libs.diagnosis.events import events
 from libs.diagnosis.pools import pools
 from libs.diagnosis.window import Process, Window
 
@@ -68,6 +69,25 @@ class Tenant(NamedTuple):
     """Tokens and rows per second."""
     dollars: float
     """An hour."""
+    accelerators: float
+    """So many are busy with it all the time."""
+
+
+class Rollout(NamedTuple):
+    """Of an alias."""
+
+    alias: str
+    phase: str
+    arms: tuple[tuple[str, str, float], ...]
+    """Name, version and share of the requests."""
+
+
+class Spent(NamedTuple):
+    """A budget: of errors that an objective allows, or of money."""
+
+    name: str
+    share: float
+    """Of it, what is used up."""
 
 
 class Overview(NamedTuple):
@@ -83,6 +103,11 @@ class Overview(NamedTuple):
     """Processes that do not answer."""
     binds: tuple[str, ...]
     """The stages that bind, as `diagnose` names them."""
+    rollouts: tuple[Rollout, ...] = ()
+    budgets: tuple[Spent, ...] = ()
+    """The nearest to their end first."""
+    events: tuple[str, ...] = ()
+    """What happened in between."""
 
 
 def overview(window: Window) -> Overview:
@@ -96,6 +121,9 @@ def overview(window: Window) -> Overview:
         tenants=_tenants(window, [*gateways, *predictors]),
         silent=tuple(sorted(each.name for each in window.after.silent)),
         binds=tuple(each.stage.value for each in diagnose(window.before, window.after).findings),
+        rollouts=_rollouts(window),
+        budgets=_budgets(window),
+        events=events(window),
     )
 
 
@@ -164,9 +192,10 @@ def _predictor(window: Window, process: Process) -> Serving:
 def _tenants(window: Window, processes: list[Process]) -> tuple[Tenant, ...]:
     requests = "weir_tenant_requests_total"
     names = {name for each in processes for name in window.values(each, requests, "tenant")}
+    ran = [*processes, *window.of("worker")]
 
     def rate(metric: str, **labels: str) -> float:
-        return sum(window.rate(each, metric, **labels) for each in processes)
+        return sum(window.rate(each, metric, **labels) for each in ran)
 
     found = [
         Tenant(
@@ -175,8 +204,38 @@ def _tenants(window: Window, processes: list[Process]) -> tuple[Tenant, ...]:
             max(0.0, asked - sum(rate(requests, tenant=name, outcome=outcome) for outcome in _FINE)),
             sum(rate("weir_tenant_used_total", tenant=name, unit=unit) for unit in ("completion_tokens", "rows")),
             rate("weir_tenant_spend_microusd_total", tenant=name) * 3600 / 1e6,
+            rate("weir_tenant_accelerator_seconds_total", tenant=name),
         )
         for name in names
     ]
     busy = [each for each in found if each.requests]
     return tuple(sorted(busy, key=lambda each: (-each.requests, each.name))[:_MOST])
+
+
+def _rollouts(window: Window) -> tuple[Rollout, ...]:
+    """As the leader shows them; another that led before may show older ones."""
+    leaders = [each for each in window.of("rollout") if window.span(each, "weir_rollout_leader").after]
+    found = []
+    for process in leaders[:1]:
+        page = window.after.pages[process]
+        for phase in page.get("weir_rollout_phase", ()):
+            alias = phase.labels["alias"]
+            arms = tuple(
+                (each.labels["arm"], each.labels["model_version"], each.value / 10_000)
+                for each in page.get("weir_rollout_weight", ())
+                if each.labels["alias"] == alias
+            )
+            found.append(Rollout(alias, phase.labels["phase"], arms))
+    return tuple(sorted(found))
+
+
+def _budgets(window: Window) -> tuple[Spent, ...]:
+    """Several replicas may know one of them: the most counts."""
+    found = dict[str, float]()
+    for metric, services in (("weir_error_budget_consumed", "rollout"), ("weir_budget_spent_ratio", "ratelimit")):
+        for process in window.of(services):
+            for sample in window.after.pages[process].get(metric, ()):
+                name = " ".join(sample.labels.values())
+                found[name] = max(found.get(name, 0.0), sample.value)
+    spent = [Spent(name, share) for name, share in found.items() if share > 0]
+    return tuple(sorted(spent, key=lambda each: (-each.share, each.name))[:_MOST])

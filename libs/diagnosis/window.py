@@ -67,7 +67,7 @@ class Window:
     def gained(self, process: Process, name: str, **labels: str) -> float:
         """By how much a counter grew, summed likewise. After a restart it counts from zero, as Prometheus' rate()."""
         before, after = self.span(process, name, **labels)
-        return after - before if after >= before and not self._restarted(process) else after
+        return after - before if after >= before and not self.restarted(process) else after
 
     def rate(self, process: Process, name: str, **labels: str) -> float:
         """The same per second."""
@@ -82,7 +82,8 @@ class Window:
         """When it was started, seconds since the epoch; 0 when its page does not say."""
         return self.span(process, _STARTED).after
 
-    def _restarted(self, process: Process) -> bool:
+    def restarted(self, process: Process) -> bool:
+        """Whether it is not the one that it was."""
         before, after = self.span(process, _STARTED)
         return before != after
 

@@ -11,7 +11,9 @@ MOST = 64
 """Tenants that a process shows by name at a time."""
 _REQUESTS = FastCounter("weir_tenant_requests_total", "Requests that ended or were refused", ("tenant", "outcome"))
 _USED = FastCounter("weir_tenant_used_total", "Tokens and rows that were used", ("tenant", "unit"))
-_SPEND = FastCounter("weir_tenant_spend_microusd_total", "What that costs at the price book's prices", ("tenant",))
+_SPEND = FastCounter(
+    "weir_tenant_spend_microusd_total", "What that costs at the price book's prices", ("tenant", "plane")
+)
 
 
 def _forget(tenant: str) -> None:
@@ -34,4 +36,4 @@ def count(event: audit_pb2.RequestEvent, now: float) -> None:
         if amount:
             _USED.labels(tenant, unit).inc(amount)
     if event.spend_microusd:
-        _SPEND.labels(tenant).inc(event.spend_microusd)
+        _SPEND.labels(tenant, "predict" if event.rows else "generate").inc(event.spend_microusd)

@@ -112,6 +112,11 @@ class Budget:
             for _, bound, used, period in self._bounds(wall):
                 yield _report(bound, used + held, period, wall)
 
+    def spent(self, now: int) -> Iterator[tuple[bool, float]]:
+        """Whether it is the month's, and the share of it that is spent."""
+        for kind, bound, used, _ in self._bounds(now + self._zones.offset):
+            yield kind is LimitKind.BUDGET_MONTH, used / bound
+
     def record(self, now: int) -> Record:
         """To be kept."""
         self._see(now)

@@ -11,15 +11,28 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from libs.config import ServiceSettings
 from libs.service.health import Health
 
+if TYPE_CHECKING:
+    from libs.telemetry.exposition import Exposition
+
 _STOP_SECONDS = 60.0
 PATIENCE = 5.0
 """Seconds that the event loop has to answer a probe: far more than the longest thing that it does at a stretch."""
+
+
+def _metrics(exposition: Exposition, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    if environ["REQUEST_METHOD"] != "GET":
+        start_response("405 Method Not Allowed", [("Allow", "GET")])
+        return [b"use GET\n"]
+    page = exposition.render(environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", ""))
+    headers = [("Content-Type", page.content_type), ("Vary", "Accept, Accept-Encoding")]
+    start_response("200 OK", headers + [("Content-Encoding", "gzip")] * page.compressed)
+    return [page.body]
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
@@ -54,9 +67,12 @@ def serve_pages(
     :param more: further pages, also such as are put there later.
     :raises OSError: the port is taken.
     """
-    from prometheus_client import make_wsgi_app
+    from prometheus_client import disable_created_metrics
 
-    metrics = make_wsgi_app()
+    from libs.telemetry.exposition import Exposition
+
+    disable_created_metrics()  # series that nobody reads, one beside every counter
+    exposition = Exposition()
     loop = asyncio.get_running_loop()
 
     async def fault() -> str:
@@ -73,7 +89,7 @@ def serve_pages(
     def pages(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            return metrics(environ, start_response)
+            return _metrics(exposition, environ, start_response)
         if more and path in more:
             said = more[path]()
             start_response("200 OK", [("Content-Type", "application/json")])

@@ -68,7 +68,7 @@ def served(parts: Parts, request: Request, progress: Progress, what: Served) -> 
     told = accepted.cost(end.usage)
     event.spend_microusd = _spend(parts, event, request.spec.model) if told is None else told
     _write(parts, request, progress, event)
-    _observe(request.spec.operation, accepted, end)
+    _observe(request.spec.operation, accepted, end, accepted.trace_id if request.span.recording else "")
     if end.finish in (Finish.ERROR, Finish.DEADLINE):
         parts.ends.broke(request.spec.operation, end.finish.label, end.error_reason, request.traceparent)
     if DEFAULT_ANSWER not in end.degraded:  # which is quick and no service
@@ -243,13 +243,13 @@ def _end_span(request: Request, event: audit_pb2.RequestEvent, end: End) -> None
     trace.end(end.error_reason if end.finish is Finish.ERROR else "")
 
 
-def _observe(operation: str, accepted: Accepted, end: End) -> None:
-    """Count a request that ran."""
-    children = metrics.model_metrics(operation, accepted.model_version)
+def _observe(operation: str, accepted: Accepted, end: End, trace_id: str) -> None:
+    """Count a request that ran; `trace_id` where it is traced."""
+    children = metrics.model_metrics(operation, accepted.model_version, accepted.zone)
     breakdown = end.breakdown
-    children.duration.observe(breakdown.total)
+    children.duration.observe(breakdown.total, trace_id)
     if breakdown.time_to_first_token:
-        children.ttft.observe(breakdown.time_to_first_token)
+        children.ttft.observe(breakdown.time_to_first_token, trace_id)
     if end.usage.completion_tokens > 1 and breakdown.decode:
         children.per_token.observe(breakdown.decode / (end.usage.completion_tokens - 1))
     children.input_tokens.inc(end.usage.prompt_tokens)

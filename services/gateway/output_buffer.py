@@ -60,6 +60,8 @@ class OutputBuffer:
         """Characters that the reader may not have got yet."""
         self.taken_at = clock.monotonic()
         """When the reader last had all there was, or got something."""
+        self.wrote = 0.0
+        """Seconds that its writes have taken."""
         self.on_taken: Callable[[int], None] | None = None
         """Is told how many tokens were delivered each time that the reader takes some, until the end: then its record
         tells, and another request may have its place in the journal."""
@@ -103,7 +105,7 @@ class OutputBuffer:
         heartbeat is due, and the end once everything before it was taken."""
         if self._writing:
             self._count(-self._writing)
-            self._writing = 0
+            self._written()
         while not self._pending and not self._heartbeat and self.end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -147,9 +149,14 @@ class OutputBuffer:
 
     def left(self) -> None:
         """The reader is gone, or done: what it did not get is dropped."""
+        if self._writing:
+            self._written()
         self._count(-self.unread)
-        self._writing = 0
         self._pending = {}
+
+    def _written(self) -> None:
+        self._writing = 0
+        self.wrote += self._clock.monotonic() - self.taken_at
 
     def stop(self, finish: Finish) -> None:
         """End it now. Does nothing after the end."""
@@ -256,6 +263,8 @@ class SlowReaders:
             self._readers.pop(buffer, None)
             self._cutting.discard(buffer)
             buffer.left()
+            if buffer.wrote:
+                metrics.WRITE.observe(buffer.wrote)
 
     def sweep(self, now: float) -> None:
         """End what nobody reads; called about twice a second (monotonic seconds)."""

@@ -15,6 +15,7 @@ from libs.errors import Reason, WeirError
 from libs.limiter import Lease, forget
 from libs.routing import Route
 from libs.texts import TextModel
+from services.gateway import metrics
 from services.gateway.messages import reserve_message
 from services.gateway.parts import Parts
 from services.gateway.policy.answers import answer_key, repeatable
@@ -59,11 +60,16 @@ async def prepare(parts: Parts, request: Request, lease: Lease, progress: Progre
         tokenised = clock.monotonic()
         _reserve(parts, request, candidate, lease)
         check = await checking
+        checked = clock.monotonic()
         route, routed_locally = await routing
+        routed = clock.monotonic()
         if spec.resumed is not None:
             route = guess
         progress.route = route
         reservation = await lease.taken()
+        metrics.SAFETY.observe(checked - tokenised)
+        metrics.ROUTE.observe(routed - checked)
+        metrics.QUOTA.observe(clock.monotonic() - routed)
         if route.model_version != guess.model_version or check.texts is not None:
             candidate = await candidate_for(parts, request, spec.model, route, check, progress)
             await _hold(parts, request, candidate, lease)

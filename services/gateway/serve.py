@@ -70,6 +70,8 @@ class Pipeline:
 
     async def _begin(self, spec: Spec, caller: Caller, **more: Any) -> Any:
         parts, identity = self.parts, caller.identity
+        if edge := caller.edge(parts.clock.time()):
+            metrics.EDGE.observe(edge)
         spec = spec.hinted(caller.user, caller.session)
         tenant = parts.catalog.tenant(identity.tenant)
         plan = parts.catalog.plan(tenant)

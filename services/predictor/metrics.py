@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from libs.telemetry.histogram import FastFamily, FastHistogram
 from libs.versions.metrics import DesiredMetrics
+from services.predictor.executors import Ran
 from services.predictor.statistics import BUCKETS, SIZES, Duration, Statistics, Version
 
 _NAME = "weir_predictor_"
@@ -52,22 +54,14 @@ class VersionMetrics(Collector):
             for version, counts in versions:
                 counter.add_metric([version], read(counts))
             found.append(counter)
-        seconds = HistogramMetricFamily(
-            _NAME + "inference_request_duration_seconds", "Seconds of answered requests here.", labels=["model"]
-        )
-        sizes = HistogramMetricFamily(_NAME + "batch_rows", "Rows of executed batches.", labels=["model"])
-        for version, counts in versions:
-            seconds.add_metric([version], _buckets(BUCKETS, counts.durations), counts.success.seconds)
-            sizes.add_metric([version], _buckets(SIZES, counts.sizes), counts.rows)
-        return [*found, seconds, sizes]
-
-
-def _buckets(bounds: Iterable[float], counts: Iterable[float]) -> list[tuple[str, float]]:
-    total, found = 0.0, []
-    for bound, count in zip((*map(str, map(float, bounds)), "+Inf"), counts, strict=True):
-        total += count
-        found.append((bound, total))
-    return found
+        durations = [((version,), counts.durations) for version, counts in versions]
+        sizes = [((version,), counts.sizes) for version, counts in versions]
+        name, text = _NAME + "inference_request_duration_seconds", "Seconds of answered requests here."
+        return [
+            *found,
+            FastFamily(name, text, ("model",), BUCKETS, durations),
+            FastFamily(_NAME + "batch_rows", "Rows of executed batches.", ("model",), SIZES, sizes),
+        ]
 
 
 VERSIONS = VersionMetrics()
@@ -81,6 +75,20 @@ IDEMPOTENCY = Counter(_NAME + "idempotency", "Predictions with idempotency keys.
 ACTIVE = Gauge(_NAME + "active_requests", "Requests that are here.")
 CACHE_BYTES = Gauge(_NAME + "cache_bytes", "Memory of kept answers.")
 MODELS = DesiredMetrics(_NAME)
+_STAGE = FastHistogram(
+    _NAME + "stage_seconds", "Seconds per stage of predictions, of all versions.", ("stage",), buckets=BUCKETS
+)
+EDGE = _STAGE.labels("edge")
+"""As a gateway's."""
+_QUEUE, _INPUT, _INFER, _OUTPUT = map(_STAGE.labels, ("queue", "input", "infer", "output"))
+
+
+def observe(ran: Ran) -> None:
+    """A request ran."""
+    _QUEUE.observe(ran.queue)
+    _INPUT.observe(ran.input)
+    _INFER.observe(ran.compute)
+    _OUTPUT.observe(ran.output)
 
 
 def nanoseconds(duration: Duration) -> int:

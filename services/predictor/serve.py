@@ -22,6 +22,7 @@ from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.occupancy import Occupancy, Visit
 from libs.outcomes import CRASHES, RUNNING
+from libs.telemetry import accelerators
 from libs.usage.records import PREDICT
 from services.predictor import ladder, metrics
 from services.predictor.account import Account, Lease
@@ -98,6 +99,8 @@ class Predictions:
             with visit:
                 self._occupancy.check(call.tenant)
                 stages = Stages(edge=call.edge)
+                if call.edge:
+                    metrics.EDGE.observe(call.edge)
                 question = self._asked(call)
                 stages.decode = self._clock.monotonic() - call.arrived
                 if self._account is not None:
@@ -183,7 +186,7 @@ class Predictions:
             counts.failed(seconds, now)
             metrics.REFUSED.labels(ended.reason.name).inc()
         else:
-            counts.succeeded(seconds, now)
+            counts.succeeded(seconds, now, call.span.traceparent[3:35] if call.span.recording else "")
             for step in ended.degraded:
                 metrics.DEGRADED.labels(call.version, step).inc()
         self._end_span(call, ended)
@@ -300,6 +303,9 @@ class Predictions:
             self._running[version] -= 1
         stages.queue, stages.batch, stages.compute = ran.queue, ran.input + ran.output, ran.compute
         self.statistics.of(version).ran(ran, question.rows)
+        metrics.observe(ran)
+        if ran.rows:
+            accelerators.used(call.tenant, ran.compute * question.rows / ran.rows, self._clock.monotonic())
         return ran.outputs, ran.rows
 
     async def _cached(

@@ -204,7 +204,7 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             client_request_id=caller.client_request_id,
             rows=rows_of(request, spec),
             arrived=arrived,
-            edge=self._edge(told.get("x-request-start", "")),
+            edge=caller.edge(self._clock.time()),
             deadline=arrived + given - back,
             given=given,
             rank=rank,
@@ -248,13 +248,6 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         if given <= 0:
             raise WeirError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the call arrived")
         return given, 0.0 if remaining is None else min(_WAY_BACK, _WAY_BACK_SHARE * given)
-
-    def _edge(self, started: str) -> float:
-        """Seconds since the edge had the request, by its clock and ours: "t=1700000000.123"."""
-        try:
-            return max(0.0, self._clock.time() - float(started.removeprefix("t="))) if started else 0.0
-        except ValueError:
-            return 0.0
 
     def _find(
         self, name: str, version: str, context: grpc.aio.ServicerContext

@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from libs.telemetry.histogram import Child
 from services.predictor.executors import Ran
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -62,8 +63,8 @@ class Version:
         """Unix seconds of the last request."""
         self.by_size: dict[int, Batches] = {}
         """By rows of the batch; beyond `EXACT` by the bound that is next to them."""
-        self.durations = [0] * (len(BUCKETS) + 1)
-        self.sizes = [0] * (len(SIZES) + 1)
+        self.durations = Child(BUCKETS)
+        self.sizes = Child(SIZES)
 
     def ran(self, ran: Ran, rows: int) -> None:
         """A request of `rows` ran."""
@@ -78,7 +79,7 @@ class Version:
     def _executed(self, ran: Ran) -> None:
         self.executions += ran.executions
         place = bisect_left(SIZES, ran.rows)
-        self.sizes[place] += ran.executions
+        self.sizes.observe(ran.rows)
         size = ran.rows if ran.rows <= EXACT else SIZES[min(place, len(SIZES) - 1)]
         batches = self.by_size.get(size)
         if batches is None:
@@ -87,10 +88,10 @@ class Version:
         batches.infer.add(ran.compute)
         batches.output.add(ran.output)
 
-    def succeeded(self, seconds: float, now: float) -> None:
-        """It was answered; `now`: Unix seconds."""
+    def succeeded(self, seconds: float, now: float, trace_id: str = "") -> None:
+        """It was answered; `now`: Unix seconds. `trace_id` where it is traced."""
         self.success.add(seconds)
-        self.durations[bisect_left(BUCKETS, seconds)] += 1
+        self.durations.observe(seconds, trace_id)
         self.last = now
 
     def failed(self, seconds: float, now: float) -> None:

@@ -1,9 +1,11 @@
 """Metrics of the rate limiter. Labels are closed sets, refusals by their reason on the wire; tenants are no labels."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import nlargest
+from operator import itemgetter
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.errors import Reason
@@ -26,6 +28,28 @@ class Tally(Collector):
         family = CounterMetricFamily(name, text, labels=[label])
         for value, count in self.of.items():
             family.add_metric([value], count)
+        yield family
+
+
+class SpentBudgets(Collector):
+    """Budgets nearest their end. Those of which this replica is the owner, so that each has one series."""
+
+    MOST = 64
+    NAME, TEXT = "weir_budget_spent_ratio", "Of a budget, the share that is spent; the 64 nearest their end"
+
+    def __init__(self) -> None:
+        self._shown: list[tuple[tuple[str, str], float]] = []
+        REGISTRY.register(self)
+
+    def show(self, spent: Mapping[tuple[str, str], float]) -> None:
+        """From now on these. By tenant and "day" or "month"."""
+        self._shown = nlargest(self.MOST, spent.items(), key=itemgetter(1))
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See `Collector`."""
+        family = GaugeMetricFamily(self.NAME, self.TEXT, labels=["tenant", "period"])
+        for labels, share in self._shown:
+            family.add_metric(labels, share)
         yield family
 
 
@@ -71,7 +95,10 @@ EXPIRED = Counter("weir_ratelimit_leases_expired_total", "Leases that nobody set
 HOLDER_GONE = Counter("weir_ratelimit_leases_abandoned_total", "Leases that ended because their gateway was gone.")
 LIMITS_REVISION = Gauge("weir_ratelimit_limits_revision", "Registry revision of the limits in force.")
 _ALERTS = Counter("weir_ratelimit_budget_alerts_total", "Thresholds of budgets that were reached.", ["period"])
-ALERTS = {monthly: _ALERTS.labels("month" if monthly else "day") for monthly in (False, True)}
+PERIOD = {False: "day", True: "month"}
+"""By whether it is the month."""
+ALERTS = {monthly: _ALERTS.labels(period) for monthly, period in PERIOD.items()}
+BUDGETS = SpentBudgets()
 ZONE_FAULTS = Gauge("weir_ratelimit_unknown_time_zones", "Time zones of budgets that are not known; UTC holds.")
 _SPEND = Counter("weir_ratelimit_spend_writes_total", "Transactions with records of spend, by fate.", ["fate"])
 SPEND_WRITTEN = _SPEND.labels("written")

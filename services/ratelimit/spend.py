@@ -89,6 +89,16 @@ class SpendRecords:
                 metrics.SPEND_FAILED.inc()
                 log.warning("spend_not_written", error=error.reason.name)
             await asyncio.sleep(0)
+        metrics.BUDGETS.show(self._spent())
+
+    def _spent(self) -> dict[tuple[str, str], float]:
+        budgets = {tenant: budget for tenant in self._owned if (budget := self._ledger.budgets.of(tenant)) is not None}
+        now = self._now()
+        return {
+            (tenant, metrics.PERIOD[monthly]): share
+            for tenant, budget in budgets.items()
+            for monthly, share in budget.spent(now)
+        }
 
     def _look(self, tenant: str) -> bool:
         """Whether it is ours; one that has become so goes on from its record. Tells what thresholds were reached."""

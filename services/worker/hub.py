@@ -11,6 +11,7 @@ from weir.worker.v1 import worker_pb2
 from libs.clock import Clock
 from libs.errors import Reason, WeirError
 from libs.mux.wake import Wake
+from libs.telemetry import accelerators
 from libs.telemetry.tracing import SERVER, Span, is_sampled, span
 from services.worker import metrics
 from services.worker.convert import request_of
@@ -74,8 +75,10 @@ class _Sequence:
         "produced",
         "prompt_tokens",
         "request_id",
+        "seconds",
         "span",
         "start",
+        "tenant",
     )
 
     def __init__(
@@ -85,11 +88,14 @@ class _Sequence:
         start: float,
         sequence_span: Span | None,
         *,
+        tenant: str,
         group: int,
         epoch: int,
         blocks: int,
     ) -> None:
         self.mailbox = mailbox
+        self.tenant = tenant
+        self.seconds = 0.0  # its share of the steps that brought it tokens
         self.epoch = epoch
         self.blocks = blocks
         self.number = asked.number
@@ -122,6 +128,7 @@ class Hub:
         self.progress: dict[str, int] = {}
         """Of live requests that have come far (see CapacityReport.progress), the output tokens to tell admission of."""
         self._last_step = -1  # the engine's number of the last step that has ended
+        self._unshared = 0.0  # seconds of steps that brought nobody a token yet: of prompts that took several
         self._on_change: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -216,7 +223,14 @@ class Hub:
             # Log-probabilities are not held back, and must not travel without their tokens.
             tokens_per_frame = submit.group_tokens if asked.params.logprobs is None else 0
             self._sequences[self._last_handle] = _Sequence(
-                mailbox, asked, now, sequence_span, group=tokens_per_frame, epoch=epoch, blocks=share
+                mailbox,
+                asked,
+                now,
+                sequence_span,
+                tenant=tenant.partition("/")[0],
+                group=tokens_per_frame,
+                epoch=epoch,
+                blocks=share,
             )
             self._epochs[epoch] += 1
             mailbox.handles[asked.number] = self._last_handle
@@ -268,6 +282,10 @@ class Hub:
         sequences = self._sequences
         touched: set[Mailbox] = set()
         produced = 0
+        rows = len(output.tokens) - output.tokens.count([])
+        self._unshared += output.step_seconds
+        if rows:
+            share, self._unshared = self._unshared / rows, 0.0
         if output.step >= 0:
             self._last_step = output.step
         for handle, tokens, finish in zip(output.handles, output.tokens, output.finish, strict=True):
@@ -281,6 +299,7 @@ class Hub:
                 if not sequence.produced:
                     self._first(sequence, output.prompt_tokens_cached.get(handle, 0))
                 sequence.produced += len(tokens)
+                sequence.seconds += share
                 if sequence.produced >= sequence.milestone:
                     self._came_far(sequence)
                 if handle in output.logprobs:
@@ -370,6 +389,7 @@ class Hub:
     def _end(self, handle: int, sequence: _Sequence, error: str) -> None:
         """The sequence is no more; `error` is its span's, if any."""
         del self._sequences[handle]
+        accelerators.used(sequence.tenant, sequence.seconds, self.clock.monotonic())
         self.progress.pop(sequence.request_id, None)
         self._epochs[sequence.epoch] -= 1
         if not self._epochs[sequence.epoch]:

@@ -54,6 +54,7 @@ KV_SPILLED = Gauge("weir_worker_kv_cache_spilled_blocks", "KV blocks kept in hos
 KV_FRAGMENTATION = Gauge(
     "weir_worker_kv_cache_fragmentation", "Share of the used blocks' token places that hold no token, 0 to 1."
 )
+BATCH_USAGE = Gauge("weir_worker_batch_usage_perc", "Sequences that run, of those that may at once, 0 to 1.")
 DECODE_STEP = Gauge("weir_worker_decode_step_seconds", "Duration of steps that only decode, smoothed.")
 PREFILL_RATE = Gauge("weir_worker_prefill_tokens_per_second", "Prompt tokens prefilled per second, smoothed.")
 PROMPT_TOKENS = Counter("weir_worker_prompt_tokens", "Prompt tokens of accepted sequences.")
@@ -110,6 +111,7 @@ def watch(engine: Engine) -> None:
     for outcome, files in engine.info.weight_cache_files.items():
         WEIGHT_CACHE.labels(outcome).set(files)
     RUNNING.set_function(lambda: engine.capacity().running)
+    BATCH_USAGE.set_function(lambda: engine.capacity().running / max(1, engine.info.max_running))
     WAITING.set_function(lambda: engine.capacity().waiting)
     SWAPPED.set_function(lambda: engine.capacity().swapped)
     KV_USAGE.set_function(lambda: 1 - engine.capacity().free_blocks / max(1, engine.info.total_blocks))

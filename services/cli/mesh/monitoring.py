@@ -76,7 +76,7 @@ def prometheus_flags(config: Path, data: Path, listen: str) -> Iterable[str]:
         "--web.max-connections=64",
         "--query.max-samples=5000000",
         "--query.timeout=30s",
-        "--enable-feature=exemplar-storage",
+        "--enable-feature=exemplar-storage,native-histograms",
         "--log.level=warn",
     )
 

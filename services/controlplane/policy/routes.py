@@ -211,7 +211,7 @@ def _overwriting(key: str, value: str) -> Resource:
 
 
 _BEGAN = _overwriting("x-request-start", "t=%START_TIME(%s.%6f)%")
-"""When the edge had its headers, Unix seconds: what comes before the predictor is a stage of its answer, too."""
+"""When the edge had its headers, Unix seconds: what comes before gateway or predictor is a stage of the answer, too."""
 
 
 def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bool = False) -> dict[str, Any]:
@@ -228,6 +228,7 @@ def _route(match: Resource, to: str | Resource, edge: EdgeConfig, *, limited: bo
     route: dict[str, Any] = {"name": match.get("path") or match.get("prefix", ""), "match": match, "route": action}
     if limited:
         action["retry_policy"] = _RETRY_ANSWER
+        route["request_headers_to_add"] = [_BEGAN]
         route["typed_per_filter_config"] = _limits([_TENANT], _token_limit())
     return route
 

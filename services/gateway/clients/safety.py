@@ -26,6 +26,7 @@ from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics, start_decision
 from libs.occupancy import jittered
 from libs.telemetry import get_logger, place_of
+from services.gateway import metrics
 from services.gateway.ports import FilteredChoice, InputCheck
 
 log = get_logger(__name__)
@@ -186,7 +187,7 @@ class SafetyClient:
                 self._ask([entry])
 
     def _ask(self, entries: list[_Text]) -> None:
-        call, generation = pb.SafetyCall(), self.mux.generation
+        call, generation, asked = pb.SafetyCall(), self.mux.generation, self.clock.monotonic()
         question = call.filter_output
         try:
             if not self.mux.connected:
@@ -200,18 +201,21 @@ class SafetyClient:
                 call,
                 deadline=Deadline.after(self.end_timeout, self.clock),
                 semantics=Semantics.ONCE,
-                on_reply=lambda reply, error: self._answered(entries, question, reply),
+                on_reply=lambda reply, error: self._answered(entries, question, reply, asked),
                 generation=generation,
             )
             self._closing = []
         except (WeirError, ValueError):  # ValueError: a text that cannot travel
             self._lost(entries)
 
-    def _answered(self, entries: list[_Text], question: pb.FilterOutput, reply: pb.SafetyReply | None) -> None:
+    def _answered(
+        self, entries: list[_Text], question: pb.FilterOutput, reply: pb.SafetyReply | None, asked: float
+    ) -> None:
         if reply is None or not _fits(reply.output, len(entries)):
             self._closing += question.close  # perhaps not done; once more does no harm
             self._lost(entries)
             return
+        metrics.FILTER.observe(self.clock.monotonic() - asked)
         output = reply.output
         blocked: dict[int, str] = {}
         for finding in output.findings:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from weir.inference.v1 import inference_pb2
 from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
@@ -14,6 +17,8 @@ from weir.worker.v1 import worker_pb2
 
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
+from libs.telemetry.tracing import configure_tracing, shutdown_tracing
+from services.gateway import metrics
 from tests.support.leaves import Rig, Running, rig
 from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
 from tests.support.tokenizer import write_byte_tokenizer
@@ -57,6 +62,51 @@ async def test_the_times_of_the_stages_add_up_to_those_that_callers_are_told(mes
     assert sum(times.values()) == pytest.approx(first, abs=1e-6)
     assert sum(times.values()) - times["release"] + decode == pytest.approx(total, abs=1e-6)
     assert times["release"] > 0
+
+
+async def test_what_a_decision_waits_for_adds_up_to_it(mesh: Rig) -> None:
+    parts = (metrics.SAFETY, metrics.ROUTE, metrics.QUOTA)
+    before = [(sum(each.counts), each.total) for each in parts]
+    async with Stream(mesh, max_tokens=10) as stream:
+        running = await taken(mesh.workers[0])
+        await running.finish()
+        decided = to_seconds((await stream.rest())[1].breakdown.decide)
+    waits = [each.total - total for each, (_, total) in zip(parts, before, strict=True)]
+    assert [sum(each.counts) - count for each, (count, _) in zip(parts, before, strict=True)] == [1, 1, 1]
+    assert all(each >= 0 for each in waits)
+    assert 0 < sum(waits) <= decided
+
+
+@pytest.mark.parametrize("began", ["", "t=soon", "t={:.6f}"])
+async def test_the_time_at_the_edge_is_a_stage_where_the_edge_says_when_it_began(mesh: Rig, began: str) -> None:
+    before = sum(metrics.EDGE.counts), metrics.EDGE.total
+    headers = [*HEADERS, ("x-request-start", began.format(time.time() - 0.25))] if began else HEADERS
+    async with Stream(mesh, headers, max_tokens=10) as stream:
+        await (await taken(mesh.workers[0])).finish()
+        await stream.rest()
+    count, seconds = sum(metrics.EDGE.counts) - before[0], metrics.EDGE.total - before[1]
+    assert count == (1 if began.endswith("}") else 0)
+    assert seconds >= 0.25 * count
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+async def test_a_traced_request_is_an_exemplar_of_its_times(mesh: Rig, sampled: bool) -> None:
+    trace = f"{random.getrandbits(128) or 1:032x}"
+    configure_tracing(service="gateway", instance="gateway", zone="zone-a", exporter=InMemorySpanExporter())
+    try:
+        headers = [*HEADERS, ("traceparent", f"00-{trace}-00f067aa0ba902b7-{int(sampled):02d}")]
+        async with Stream(mesh, headers, max_tokens=10) as stream:
+            running = await taken(mesh.workers[0])
+            await running.tokens(ids("a"))
+            await running.finish()
+            await stream.rest()
+            await mesh.records.get()
+    finally:
+        shutdown_tracing()
+    for histogram in (metrics.DURATION, metrics.TTFT):
+        [family] = histogram.collect()
+        traces = {each.exemplar.labels["trace_id"] for each in family.samples if each.exemplar is not None}
+        assert (trace in traces) is sampled
 
 
 async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> None:

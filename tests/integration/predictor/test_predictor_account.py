@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from inference import open_inference_pb2 as oip
+from prometheus_client import REGISTRY
 from weir.audit.v1 import audit_pb2
 from weir.records.v1 import records_pb2
 from weir.registry.v1 import registry_pb2 as pb
@@ -131,6 +132,20 @@ async def test_together_calls_cost_what_their_rows_cost_and_the_books_agree(tmp_
         async with records_service(tmp_path / "records", made.audit_port) as store:
             [row] = (await store.stub.Usage(records_pb2.UsageRequest(by=["model"]), timeout=20)).rows
         assert (row.requests, row.predictions, row.rows, row.spend_microusd) == (40, 40, 40, spent)
+
+
+def accelerator_seconds() -> float:
+    return REGISTRY.get_sample_value("weir_tenant_accelerator_seconds_total", {"tenant": "acme"}) or 0.0
+
+
+async def test_the_time_of_executions_is_shared_among_the_rows_of_their_batches(tmp_path: Path) -> None:
+    before = accelerator_seconds()
+    async with world(tmp_path) as made:
+        await asyncio.gather(*(made.rig.infer(question(X[: 1 + turn % 3])) for turn in range(40)))
+        [(_, counts)] = metrics.VERSIONS._statistics
+    took = sum(batches.infer.seconds for batches in counts.by_size.values())
+    assert took > 0
+    assert accelerator_seconds() - before == pytest.approx(took)
 
 
 async def test_beyond_its_rows_a_tenant_is_refused_by_name_and_that_is_recorded(tmp_path: Path) -> None:

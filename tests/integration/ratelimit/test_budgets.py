@@ -15,6 +15,7 @@ from weir.registry.v1 import registry_pb2 as pb
 from libs.clock import ManualClock
 from libs.mux import MuxClient
 from libs.registry import EtcdStore, MemoryStore, Put, RegistrySnapshot, Store, TxnResult, keys
+from services.ratelimit import metrics
 from services.ratelimit.convert import stored_record
 from tests.support.etcd import EtcdServer
 from tests.support.fixtures.etcd_fixtures import etcd
@@ -388,3 +389,20 @@ async def test_a_restart_remembers_over_a_real_etcd(limiters: Cluster, etcd: Etc
     again = await start(limiters, "ratelimit-0", seed=seed, store=store())
     assert spent(again) == 90
     assert not await spend(await again.client(), "r2", 11)
+
+
+async def test_what_is_spent_of_a_budget_is_shown_by_its_owner(limiters: Cluster) -> None:
+    node = await start(limiters, "ratelimit-0", seed=(TOKYO, budget(daily_microusd=100, monthly_microusd=1000)))
+    assert await spend(await node.client(), "r1", 90)
+    await node.service._spend.write()
+    [family] = metrics.BUDGETS.collect()
+    shown = {(sample.labels["tenant"], sample.labels["period"]): sample.value for sample in family.samples}
+    assert shown == {("acme", "day"): 0.9, ("acme", "month"): 0.09}
+
+
+def test_of_many_budgets_those_nearest_their_end_are_shown() -> None:
+    shares = {(f"t{number}", "day"): number / 1000 for number in range(1000)}
+    metrics.BUDGETS.show(shares)
+    [family] = metrics.BUDGETS.collect()
+    assert [sample.labels["tenant"] for sample in family.samples] == [f"t{999 - number}" for number in range(64)]
+    metrics.BUDGETS.show({})

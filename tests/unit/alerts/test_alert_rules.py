@@ -87,6 +87,12 @@ def test_no_rule_and_no_dashboard_reads_what_nobody_counts() -> None:
     assert not ours - known - {label for labels in declared().values() for label in labels}
 
 
+def test_every_metric_is_read_by_somebody_or_said_on_its_services_page() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:counter|gauge|histogram) \|.*\| (.*?) ?\|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == len(declared())
+    assert not [name for name, readers in rows if not readers]
+
+
 def test_no_metric_has_a_label_of_its_target() -> None:
     """It would be renamed to exported_… ."""
     assert not set().union(*declared().values()) & {"job", "instance", "weir_internal_zone"}

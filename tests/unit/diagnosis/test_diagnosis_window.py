@@ -17,7 +17,10 @@ from services.admission.metrics import OTHER
 
 GATEWAY = Process("gateway-1", "gateway", "zone-a")
 ADMISSION = Process("admission-1", "admission")
-OWNERS = ("admission", "gateway", "worker", "predictor")
+OWNERS = (
+    *("admission", "gateway", "worker", "predictor", "rollout", "registry"),
+    *("controlplane", "router", "ratelimit"),
+)
 
 
 def window(before: str, after: str) -> Window:
@@ -130,7 +133,8 @@ def test_what_a_restarted_process_does_it_does_since_its_start() -> None:
 def test_every_metric_that_a_rule_reads_exists() -> None:
     for service in OWNERS:
         importlib.import_module(f"services.{service}.metrics")
-    importlib.import_module("libs.outcomes.tenants")
+    for more in ("libs.outcomes.tenants", "libs.telemetry.accelerators"):
+        importlib.import_module(more)
     there = set(re.findall(r"^# TYPE (\S+)", generate_latest(REGISTRY).decode(), re.MULTILINE))
     there |= {f"{name}{end}" for name in there for end in ("_sum", "_count")}
     sources = Path(libs.diagnosis.__file__).parent.glob("*.py")

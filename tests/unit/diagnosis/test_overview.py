@@ -25,7 +25,7 @@ weir_tenant_requests_total{tenant="acme",outcome="rejected"} BAD
 weir_tenant_requests_total{tenant="idle",outcome="stop"} 5
 weir_tenant_used_total{tenant="acme",unit="prompt_tokens"} GOOD0
 weir_tenant_used_total{tenant="acme",unit="completion_tokens"} GOOD00
-weir_tenant_spend_microusd_total{tenant="acme"} GOOD000000
+weir_tenant_spend_microusd_total{tenant="acme",plane="generate"} GOOD000000
 """
 
 

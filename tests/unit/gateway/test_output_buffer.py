@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.clock import ManualClock
+from services.gateway import metrics
 from services.gateway.output_buffer import TURN, OutputBuffer, SlowReaders
 from services.gateway.policy.answers import Answer
 from services.gateway.policy.events import End, Finish, Logprob
@@ -178,3 +179,27 @@ async def test_a_replayed_answer_is_there_at_once() -> None:
     assert replay.end is end
     replay.left()
     assert readers.unread == 0
+
+
+def _writes() -> tuple[float, float]:
+    """How many answers were written, and the seconds that it took."""
+    return sum(metrics.WRITE.counts), metrics.WRITE.total
+
+
+async def test_what_a_reader_takes_to_take_an_answer_is_the_time_between_its_turns() -> None:
+    clock, readers, before = ManualClock(), _readers(), _writes()
+    buffer = Written(request_id="r", choices=1, clock=clock, arrived=0.0, readers=readers)
+    with readers.reading(buffer):
+        for seconds in (2.0, 3.0):
+            buffer.write(0, "some")
+            await buffer.take()
+            clock.advance(seconds)
+        took = asyncio.ensure_future(buffer.take())
+        await asyncio.sleep(0)
+        clock.advance(50.0)  # there is nothing to write
+        buffer.write(0, "more")
+        buffer.finish()
+        await took
+        clock.advance(5.0)
+    count, seconds = _writes()
+    assert (count - before[0], seconds - before[1]) == (1, 10.0)

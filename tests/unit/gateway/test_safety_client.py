@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.safety.v1 import safety_pb2
 
+from services.gateway import metrics
 from tests.support.filter_link import GRACE, PACK, PINS, Output, rig
 
 
@@ -213,3 +214,14 @@ def test_findings_are_told_once() -> None:
     made.settle()
     assert output.text == "[gone]"
     assert made.found == ["test.redact"]
+
+
+def test_each_question_is_timed_until_its_answer() -> None:
+    made, before = rig(), (sum(metrics.FILTER.counts), metrics.FILTER.total)
+    made.link.open()
+    for number in (made.open(Output()), made.open(Output())):
+        made.client.feed(number, "abc", last=True)
+    made.client.flush()
+    made.clock.advance(0.25)
+    made.link.answer()
+    assert (sum(metrics.FILTER.counts), metrics.FILTER.total) == (before[0] + 1, before[1] + 0.25)

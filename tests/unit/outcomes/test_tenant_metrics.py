@@ -25,7 +25,8 @@ def test_a_record_counts_once_for_its_tenant_with_all_that_it_used() -> None:
     assert value("weir_tenant_used_total", tenant="metrics-acme", unit="prompt_tokens") == 14
     assert value("weir_tenant_used_total", tenant="metrics-acme", unit="completion_tokens") == 10
     assert value("weir_tenant_used_total", tenant="metrics-acme", unit="rows") == 3
-    assert value("weir_tenant_spend_microusd_total", tenant="metrics-acme") == 1801
+    assert value("weir_tenant_spend_microusd_total", tenant="metrics-acme", plane="generate") == 1800
+    assert value("weir_tenant_spend_microusd_total", tenant="metrics-acme", plane="predict") == 1
 
 
 def test_a_tenant_that_is_shown_no_longer_has_no_series() -> None:

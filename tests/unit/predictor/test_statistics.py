@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from services.predictor import describe
+from services.predictor import describe, metrics
 from services.predictor.executors import Ran
 from services.predictor.metrics import VersionMetrics
 from services.predictor.statistics import EXACT, Statistics
@@ -70,3 +71,24 @@ def test_versions_that_are_gone_are_forgotten() -> None:
     statistics = counted()
     statistics.keep(frozenset({"n@2"}))
     assert list(statistics) == []
+
+
+def test_what_ran_is_observed_by_stage() -> None:
+    def told() -> dict[str, float | None]:
+        name = "weir_predictor_stage_seconds_sum"
+        return {
+            each: REGISTRY.get_sample_value(name, {"stage": each}) for each in ("queue", "input", "infer", "output")
+        }
+
+    before = told()
+    metrics.observe(ran(4))
+    after = told()
+    gained = {stage: (after[stage] or 0.0) - (before[stage] or 0.0) for stage in after}
+    assert gained == pytest.approx({"queue": 0.25, "input": 0.5, "infer": 0.002, "output": 0.125})
+
+
+def test_the_trace_of_an_answer_is_an_exemplar_of_its_duration() -> None:
+    counts = Statistics().of("m@1")
+    counts.succeeded(0.003, 1.0, "a" * 32)
+    counts.succeeded(0.003, 1.0)
+    assert list(counts.durations.exemplars.values()) == [("a" * 32, 0.003)]

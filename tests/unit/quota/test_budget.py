@@ -413,3 +413,15 @@ def test_a_zone_that_nobody_knows_is_counted() -> None:
 def test_each_of_several_holders_has_a_part() -> None:
     assert BudgetSpec(100, 2, time_zone="Asia/Tokyo").shared(3) == BudgetSpec(33, 1, time_zone="Asia/Tokyo")
     assert BudgetSpec(0, 10).shared(2) == BudgetSpec(0, 5)
+
+
+def test_the_share_of_each_bound_that_is_spent() -> None:
+    ledger = book(BudgetSpec(daily_microusd=100, monthly_microusd=1000))
+    budget = ledger.budgets.of("acme")
+    assert budget is not None
+    spend(ledger, "r1", 90)
+    reserve(ledger, "r2", 5)  # is not spent
+    assert dict(budget.spent(0)) == {False: 0.9, True: 0.09}
+    assert dict(budget.spent(24 * HOUR)) == {False: 0.0, True: 0.09}
+    budget.apply(BudgetSpec(monthly_microusd=100))
+    assert dict(budget.spent(0)) == {True: 0.9}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 from weir.worker.v1 import worker_pb2
 
 from libs.clock import ManualClock
@@ -60,7 +61,7 @@ class Desk:
     def _overrun(self) -> None:
         self.overruns += 1
 
-    def submit(self, number: int, request_id: str, **changes: Any) -> int:
+    def submit(self, number: int, request_id: str, *, tenant: str = "acme", **changes: Any) -> int:
         submit = worker_pb2.Submit(
             handle=number,
             request_id=request_id,
@@ -70,14 +71,16 @@ class Desk:
             remaining=to_duration(9),
             **changes,
         )
-        self.hub.submit(self.box, [(submit, asked_of(submit))], tenant="acme")
+        self.hub.submit(self.box, [(submit, asked_of(submit))], tenant=tenant)
         return self.engine.handles[-1]
 
-    def step(self, number: int, *ends: tuple[int, list[int], int], ended_before: bool = False) -> None:
+    def step(
+        self, number: int, *ends: tuple[int, list[int], int], ended_before: bool = False, seconds: float = 0.0
+    ) -> None:
         handles, tokens, finish = ([each[part] for each in ends] for part in range(3))
-        self.hub.on_step(
-            StepOutput(number, handles, tokens, finish, {}, {}, {}, ended_before=ended_before)  # type: ignore[arg-type]
-        )
+        output = StepOutput(number, handles, tokens, finish, {}, {}, {}, ended_before=ended_before)  # type: ignore[arg-type]
+        output.step_seconds = seconds
+        self.hub.on_step(output)
 
 
 def observed(metric: Any) -> tuple[float, float]:
@@ -257,3 +260,34 @@ def test_a_first_token_says_what_the_numbers_are_known_by() -> None:
     desk.step(1, (handle, [5], 0))
     [first] = step_frame(desk.box.outbox.take()).step.first
     assert (first.handle, first.numerics) == (7, "cafe")
+
+
+def accelerator_seconds(tenant: str) -> float:
+    return REGISTRY.get_sample_value("weir_tenant_accelerator_seconds_total", {"tenant": tenant}) or 0.0
+
+
+def test_the_time_of_steps_is_shared_among_those_that_they_brought_tokens() -> None:
+    """A prompt that takes several steps is paid for by those to whom the next step brings something."""
+    desk = Desk()
+    before = {tenant: accelerator_seconds(tenant) for tenant in ("hub-a", "hub-b", "ungranted")}
+    a, b = desk.submit(1, "r1", tenant="hub-a"), desk.submit(2, "r2", tenant="hub-b")
+    nobody = desk.submit(3, "r3", tenant="ungranted/r3")
+    desk.step(0, seconds=1.0)
+    desk.step(1, (a, [7], 0), (b, [7], 0), seconds=1.0)
+    desk.step(2, (a, [7], FinishReason.LENGTH), (b, [], FinishReason.CANCELLED), seconds=0.25)
+    desk.step(3, (nobody, [7, 8], FinishReason.LENGTH), seconds=0.5)
+    gained = {tenant: accelerator_seconds(tenant) - value for tenant, value in before.items()}
+    assert gained == {"hub-a": 1.25, "hub-b": 1.0, "ungranted": 0.5}
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=20))
+def test_what_tenants_used_is_what_the_engine_took(steps: list[list[bool]]) -> None:
+    desk = Desk()
+    tenants = [f"hub-{each}" for each in range(3)]
+    before = sum(map(accelerator_seconds, tenants))
+    handles = [desk.submit(number, f"r{number}", tenant=tenant) for number, tenant in enumerate(tenants)]
+    for number, who in enumerate(steps):
+        desk.step(number, *[(handle, [7], 0) for handle, on in zip(handles, who, strict=True) if on], seconds=0.5)
+    desk.step(len(steps), *[(handle, [7], FinishReason.LENGTH) for handle in handles], seconds=0.5)
+    used = sum(map(accelerator_seconds, tenants)) - before
+    assert used == pytest.approx(0.5 * (len(steps) + 1), abs=1e-6)
