@@ -1,4 +1,4 @@
-"""Which alerts fire while nothing is wrong: under load, a rollout and a restart of every process, with the real rules."""
+"""Which alerts fire while nothing is wrong: under load, a rollout and restarts of everything, with the real rules."""
 
 from __future__ import annotations
 
