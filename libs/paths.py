@@ -41,6 +41,7 @@ _EXACT = _COUNTED | {
     "/v1/organization/usage/completions": USAGE_READ,
     "/v1/organization/usage/predictions": USAGE_READ,
     "/v1/organization/costs": USAGE_READ,
+    "/v1/status": USAGE_READ,
     NATIVE + "CountTokens": INFERENCE,
     "/v2": INFERENCE,
     _TRANSCODED + "CreateChatCompletion": INFERENCE,
@@ -49,7 +50,9 @@ _EXACT = _COUNTED | {
     _TRANSCODED + "ListModels": MODELS_READ,
     _TRANSCODED + "GetModel": MODELS_READ,
     _TRANSCODED + "GetUsage": USAGE_READ,
+    _TRANSCODED + "GetPredictions": USAGE_READ,
     _TRANSCODED + "GetCosts": USAGE_READ,
+    _TRANSCODED + "GetStatus": USAGE_READ,
 }
 _PREFIXES = (
     ("/v1/models/", MODELS_READ),

@@ -77,12 +77,12 @@ CALLS: Mapping[str, Methods] = {
     "weir.openai.v1.OpenAIService": dict.fromkeys(
         (
             *("CreateChatCompletion", "CreateCompletion", "CreateEmbedding", "ListModels", "GetModel"),
-            *("GetUsage", "GetPredictions", "GetCosts"),
+            *("GetUsage", "GetPredictions", "GetCosts", "GetStatus"),
         ),
         _ALL,
     ),
     "weir.quota.v1.QuotaService": {"Session": _SERVING | {"ratelimit"}},
-    # By role; a service follows, by Watch, the kinds that name it as a follower.
+    # By role; a service follows, by Watch, the kinds that name it as a follower, and gets what names it as a reader.
     "weir.registry.v1.RegistryService": {
         **dict.fromkeys(("Get", "List", "Watch", "History", "Diff", "WhoAmI"), _ALL),
         **dict.fromkeys(("Apply", "Delete", "Rollback", "CreateKey", "RevokeKey", "SteerRollout"), _ALL),

@@ -289,10 +289,16 @@ def registry(directory: Path) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def rig(
-    directory: Path, state: Path, *, drain: float = 1.0, without: Collection[str] = (), **settings: Any
+    directory: Path,
+    state: Path,
+    *,
+    drain: float = 1.0,
+    without: Collection[str] = (),
+    rollout: str = "127.0.0.1:9",
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
-    `without` which it starts have an address where nobody listens."""
+    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
     for worker in workers:
@@ -382,7 +388,7 @@ async def rig(
         service="gateway",
         instance="gateway-0",
         state_dir=str(state),
-        targets=Targets(**{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
+        targets=Targets(rollout=rollout, **{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()}),
         drain_seconds=drain,
         **{"lame_duck_seconds": 0.0, **settings},
     )
