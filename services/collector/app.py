@@ -10,9 +10,13 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from libs.clock import Clock, SystemClock
 from services.collector.config import Settings
+from services.collector.policy.tail import TailSampler
 from services.collector.server import TraceServicer
 from services.collector.store import TraceStore
+
+_SWEEP_SECONDS = 1.0
 
 
 class Collector:
@@ -29,17 +33,20 @@ class Collector:
     async def run(self, ready: Callable[[], None]) -> None:
         """Needs nothing, so it is ready at once."""
         ready()
-        await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self._servicer.sweep()
 
     async def drain(self) -> None:
-        """Every answer is given after its spans are written; nothing is left to finish."""
+        """Every answer is given after its spans are written, but for those that wait for their trace's end."""
+        self._servicer.finish()
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """Nothing beside the common fields."""
         return {}
 
 
-async def build(settings: Settings) -> Collector:
+async def build(settings: Settings, *, clock: Clock | None = None) -> Collector:
     """Wires the collector. Raises OSError when the directory cannot be used."""
     store = TraceStore(
         Path(settings.directory),
@@ -47,4 +54,7 @@ async def build(settings: Settings) -> Collector:
         max_bytes=settings.max_bytes,
         max_spans_per_trace=settings.max_spans_per_trace,
     )
-    return Collector(TraceServicer(store, max_value_chars=settings.max_value_chars))
+    sampler = TailSampler(settings.tail) if settings.keep_share < 1 else None
+    return Collector(
+        TraceServicer(store, max_value_chars=settings.max_value_chars, clock=clock or SystemClock(), sampler=sampler)
+    )
