@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from libs.clock import Clock, SystemClock
 from services.collector.config import Settings
+from services.collector.forward import Forwarder
 from services.collector.policy.tail import TailSampler
 from services.collector.server import TraceServicer
 from services.collector.store import TraceStore
@@ -22,8 +23,8 @@ _SWEEP_SECONDS = 1.0
 class Collector:
     """The service object; see `libs.service.Service`."""
 
-    def __init__(self, servicer: TraceServicer) -> None:
-        self._servicer = servicer
+    def __init__(self, servicer: TraceServicer, forwarder: Forwarder | None = None) -> None:
+        self._servicer, self._forwarder = servicer, forwarder
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Adds the OTLP trace service."""
@@ -33,9 +34,12 @@ class Collector:
     async def run(self, ready: Callable[[], None]) -> None:
         """Needs nothing, so it is ready at once."""
         ready()
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            self._servicer.sweep()
+        async with asyncio.TaskGroup() as group:
+            if self._forwarder is not None:
+                group.create_task(self._forwarder.run())
+            while True:
+                await asyncio.sleep(_SWEEP_SECONDS)
+                self._servicer.sweep()
 
     async def drain(self) -> None:
         """Every answer is given after its spans are written, but for those that wait for their trace's end."""
@@ -55,6 +59,13 @@ async def build(settings: Settings, *, clock: Clock | None = None) -> Collector:
         max_spans_per_trace=settings.max_spans_per_trace,
     )
     sampler = TailSampler(settings.tail) if settings.keep_share < 1 else None
-    return Collector(
-        TraceServicer(store, max_value_chars=settings.max_value_chars, clock=clock or SystemClock(), sampler=sampler)
+    backend = settings.backend
+    forwarder = Forwarder(backend, most=settings.max_forwarded_spans) if backend else None
+    servicer = TraceServicer(
+        store,
+        max_value_chars=settings.max_value_chars,
+        clock=clock or SystemClock(),
+        sampler=sampler,
+        **({"forward": forwarder.put} if forwarder else {}),
     )
+    return Collector(servicer, forwarder)

@@ -1,6 +1,9 @@
 """Settings of the development collector."""
 
+import msgspec
+
 from libs.config import ServiceSettings
+from services.collector.forward import Backend
 from services.collector.policy.tail import TailPolicy
 
 
@@ -27,10 +30,26 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     max_waiting_spans: int = 20_000
     """Spans that wait for a decision; beyond, the oldest traces are decided by what is known."""
 
+    forward: str = ""
+    """https://HOST:PORT (or http://) of another backend that takes OTLP over gRPC: it is sent what is kept."""
+    forward_ca: str = ""
+    """A PEM file of who may sign that backend's certificate; empty: the usual ones."""
+    forward_header_files: dict[str, str] = msgspec.field(default_factory=dict)
+    """Headers of what is sent there, each with the file that holds its value, such as a token."""
+    max_forwarded_spans: int = 10_000
+    """Spans that wait to be sent on; beyond, the oldest are dropped and counted."""
+
     def __post_init__(self) -> None:
         """:raises ValueError: a field makes no sense."""
         super().__post_init__()
-        _ = self.tail
+        _ = self.tail, self.backend
+
+    @property
+    def backend(self) -> Backend | None:
+        """Where what is kept goes as well."""
+        if not self.forward:
+            return None
+        return Backend(url=self.forward, ca=self.forward_ca, header_files=self.forward_header_files)
 
     @property
     def tail(self) -> TailPolicy:

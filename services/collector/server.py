@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from libs.clock import Clock
+from libs.traces import Span
 from services.collector import convert, metrics
 from services.collector.policy.tail import Decided, Fate, TailSampler
 from services.collector.store import TraceStore
@@ -15,9 +18,16 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
     """Takes spans from whoever has a certificate of the mesh."""
 
     def __init__(
-        self, store: TraceStore, *, max_value_chars: int, clock: Clock, sampler: TailSampler | None = None
+        self,
+        store: TraceStore,
+        *,
+        max_value_chars: int,
+        clock: Clock,
+        sampler: TailSampler | None = None,
+        forward: Callable[[list[Span]], None] = lambda spans: None,
     ) -> None:
-        """Without `sampler` every span is kept."""
+        """Without `sampler` every span is kept. `forward` is given what is kept, and must not wait."""
+        self._forward = forward
         self._store = store
         self._max_value_chars = max_value_chars
         self._clock = clock
@@ -59,6 +69,7 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
             if fate is not Fate.KEPT:
                 metrics.SPANS.labels(fate.value).inc(len(spans))
                 continue
+            self._forward(spans)
             kept, dropped = self._store.add(spans)
             rejected += dropped
             metrics.KEPT.inc(kept)

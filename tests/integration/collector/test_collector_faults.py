@@ -79,3 +79,41 @@ async def test_a_collector_that_samples_keeps_the_failed_and_is_done_when_it_end
         collector._servicer.sweep()
         assert not read_trace(settings.directory, f"{1:032x}")
         assert len(read_trace(settings.directory, f"{2:032x}")) == 2
+
+
+async def test_what_is_kept_goes_on_to_another_backend_with_its_token(tmp_path: Path) -> None:
+    seen: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    class Tempo(trace_service_pb2_grpc.TraceServiceServicer):
+        async def Export(  # noqa: N802 - the name in OTLP
+            self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
+        ) -> trace_service_pb2.ExportTraceServiceResponse:
+            told = dict(context.invocation_metadata() or ())
+            for each in request.resource_spans:
+                for scope in each.scope_spans:
+                    for kept in scope.spans:
+                        seen.put_nowait((kept.name, str(told.get("authorization", ""))))
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Tempo(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    (tmp_path / "token").write_text("Bearer t\n")
+    settings = Settings(
+        service="collector",
+        instance="collector-0",
+        directory=str(tmp_path / "traces"),
+        forward=f"http://127.0.0.1:{port}",
+        forward_header_files={"authorization": str(tmp_path / "token")},
+    )
+    try:
+        async with serve(await build(settings), settings, deadline_optional=("/opentelemetry.",)) as running:
+            await running.ready.wait()
+            configure_tracing(service="gateway", instance="g", zone="z", endpoint=f"127.0.0.1:{running.port}")
+            span("chat", parent(1), kind=SERVER).end()
+            await asyncio.to_thread(shutdown_tracing)
+            assert await asyncio.wait_for(seen.get(), 30) == ("chat", "Bearer t")
+            assert len(read_trace(settings.directory, f"{1:032x}")) == 1
+    finally:
+        await server.stop(None)
