@@ -83,6 +83,7 @@ def test_an_admin_of_a_tenant_asks_through_the_edge(mesh: Mesh) -> None:
     [result, *_] = eventually(told, seconds=30, what="today's usage")
     assert result["output_tokens"] > 0
     assert page("costs", secret, "line_item")["data"][0]["results"][0]["amount"]["currency"] == "usd"
+    assert page("usage/predictions", secret, "model")["object"] == "page"
     for key in (mesh.env["WEIR_KEY_ACME"], "none"):
         with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
             page("costs", key, "line_item")
