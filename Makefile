@@ -337,6 +337,11 @@ drill-flood: setup ## Watch a tenant flood the mesh and stop, second by second; 
 drill-restore: setup ## Destroy etcd's data and the audit log under load, restore them, and measure RPO and RTO.
 	$(PY) -m loadtest.drill_restore $(if $(QUICK),--quick)
 
+.PHONY: drill-alerts
+drill-alerts: setup ## Fire each alert by a real fault and see it end, then watch a healthy mesh for false ones (DURATION=3600; 0: none).
+	@bin/prometheus prometheus alertmanager >/dev/null
+	$(PY) -m loadtest.alerts --healthy $(or $(DURATION),3600) $(if $(ONLY),--only $(ONLY))
+
 .PHONY: soak
 soak: setup ## Break the profile replicas at random under mixed load, with books kept from outside (DURATION=1800 SEED=…).
 	$(PY) -m loadtest.soak --seconds $(or $(DURATION),1800) $(if $(SEED),--seed $(SEED))

@@ -42,6 +42,7 @@ _EXACT = _COUNTED | {
     "/v1/organization/usage/embeddings": USAGE_READ,
     "/v1/organization/usage/predictions": USAGE_READ,
     "/v1/organization/costs": USAGE_READ,
+    "/v1/status": USAGE_READ,
     NATIVE + "CountTokens": INFERENCE,
     "/v2": INFERENCE,
     _TRANSCODED + "CreateChatCompletion": INFERENCE,
@@ -53,6 +54,7 @@ _EXACT = _COUNTED | {
     _TRANSCODED + "GetEmbeddings": USAGE_READ,
     _TRANSCODED + "GetPredictions": USAGE_READ,
     _TRANSCODED + "GetCosts": USAGE_READ,
+    _TRANSCODED + "GetStatus": USAGE_READ,
 }
 _PREFIXES = (
     ("/v1/models/", MODELS_READ),

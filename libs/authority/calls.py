@@ -76,18 +76,18 @@ CALLS: Mapping[str, Methods] = {
     "weir.openai.v1.OpenAIService": dict.fromkeys(
         (
             *("CreateChatCompletion", "CreateCompletion", "CreateEmbedding", "ListModels", "GetModel"),
-            *("GetUsage", "GetEmbeddings", "GetPredictions", "GetCosts"),
+            *("GetUsage", "GetEmbeddings", "GetPredictions", "GetCosts", "GetStatus"),
         ),
         _ALL,
     ),
     "weir.quota.v1.QuotaService": {"Session": _SERVING | {"ratelimit"}},
-    # By role; a service follows, by Watch, the kinds that name it as a follower.
     "weir.records.v1.AnswersService": dict.fromkeys(("Begin", "Keep", "Drop", "Hold"), _SERVING),
     "weir.records.v1.RecordsService": {
         # For a tenant's own admins the gateway asks, who knows them and their tenant.
         "Usage": _PEOPLE | _GATEWAY,
         **dict.fromkeys(("ListRequests", "Rebuild", "Compare"), _PEOPLE),
     },
+    # By role; a service follows, by Watch, the kinds that name it as a follower, and gets what names it as a reader.
     "weir.registry.v1.RegistryService": {
         **dict.fromkeys(("Get", "List", "Watch", "History", "Diff", "WhoAmI"), _ALL),
         **dict.fromkeys(("Apply", "Delete", "Rollback", "CreateKey", "RevokeKey", "SteerRollout"), _ALL),

@@ -173,7 +173,7 @@ def authorize(
     """Whether a caller may use a call on these kinds. What it changes is held against the grant's bounds later, by
     `foreign`, and what it is told, by `Grant.knows`.
 
-    A service may watch, without any binding, what the table of kinds says that it follows.
+    A service may watch, without any binding, what the table of kinds says that it follows, and get what it reads.
 
     :param secrets: it wants what only owners get.
     :param bound: what the registry binds to the caller's principal.
@@ -184,6 +184,8 @@ def authorize(
     edge, principal = caller.peer == EDGE_PEER, caller.principal
     if call == "Watch" and kinds and caller.peer and all(caller.peer in kind.followers for kind in kinds):
         return Grant(principal, frozenset(), trusted=caller.peer)
+    if call == "Get" and kinds and caller.peer and all(caller.peer in kind.readers for kind in kinds):
+        return Grant(principal, frozenset())
     actor = principal or ("a tenant's token" if edge else "an unidentified peer")
     holds_scope = ADMIN_SCOPE in caller.scopes and principal.startswith(KEY)
     if principal and ((edge and holds_scope) or principal in owners):

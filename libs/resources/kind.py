@@ -101,6 +101,8 @@ class Kind:
     """Who may apply and delete it; whoever has any role may read it. Owners may everything."""
     followers: tuple[str, ...] = ()
     """Services whose certificate may watch it."""
+    readers: tuple[str, ...] = ()
+    """Services whose certificate may get one by its name: of what changes too often to be told to everybody."""
     secret: tuple[str, ...] = ()
     """Fields that nobody reads but `trusted`, and owners who save a registry."""
     trusted: tuple[str, ...] = ()

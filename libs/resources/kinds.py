@@ -329,6 +329,7 @@ _ROWS: Mapping[str, Kind] = {
         key=("tenant",),
         part="spend",
         followers=("ratelimit",),
+        readers=("gateway",),
         columns=(
             Column("MONTH", "month"),
             Column("SPENT", "month_microusd", "$0"),

@@ -55,6 +55,10 @@ class _Told:
         """May a process that has seen this much of the registry resolve by it?"""
         return now < self._until and self._revision <= revision
 
+    def open(self, now: float) -> frozenset[tuple[str, str]]:
+        """Versions and zones whose breaker does not let requests through."""
+        return frozenset(pair for pair, told in self._board.standings(now).items() if told.half_open_in is not None)
+
     def arranged(self, route: Route, now: float) -> Route | None:
         """The route with its zones as the breakers have them; None where the router has a probe to give out."""
         if self._board.half_open(route.model_version, route.zones, now):
@@ -170,6 +174,10 @@ class RouterClient:
         """
         route = self._table().resolve(asked)
         return _with_zones(route, self._board.arrange(route.model_version, route.zones, self._clock.monotonic()))
+
+    def broken(self) -> frozenset[tuple[str, str]]:
+        """(version, zone) of each breaker that the router told to be open, or half-open."""
+        return self._told.open(self._clock.monotonic())
 
     def _resolve_as_told(self, asked: RouteRequest) -> Future[tuple[Route, bool]] | None:
         now = self._clock.monotonic()

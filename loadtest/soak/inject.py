@@ -141,13 +141,8 @@ class Injector:
             parting.last(fault.seconds)
 
     def _fill(self, fault: Fault) -> None:
-        ballast = self._state / "data" / fault.targets[0] / _BALLAST
-        try:
-            with ballast.open("wb") as file:
-                _write_all_there_is(file.fileno())
-                time.sleep(fault.seconds)
-        finally:
-            ballast.unlink(missing_ok=True)
+        with filled(self._state / "data" / fault.targets[0]):
+            time.sleep(fault.seconds)
 
     def _skew(self, fault: Fault) -> None:
         clock = self._clocks / str(self._pid(fault.targets[0]))
@@ -156,6 +151,18 @@ class Injector:
             time.sleep(fault.seconds)
         finally:
             clock.unlink(missing_ok=True)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """While the block runs there is no byte left on a folder's disk."""
+    ballast = folder / _BALLAST
+    try:
+        with ballast.open("wb") as file:
+            _write_all_there_is(file.fileno())
+            yield
+    finally:
+        ballast.unlink(missing_ok=True)
 
 
 def _write_all_there_is(descriptor: int) -> None:

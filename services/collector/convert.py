@@ -79,3 +79,59 @@ def _value(value: common_pb2.AnyValue, limit: int) -> Any:
             return value.bytes_value.hex()[:limit]
         case _:
             return None
+
+
+def exported(spans: Iterable[Span]) -> list[trace_pb2.ResourceSpans]:
+    """Spans as OTLP has them, by the process that recorded them: the way back of `spans`."""
+    by_process: dict[tuple[str, str, str], list[Span]] = {}
+    for span in spans:
+        by_process.setdefault((span.service, span.instance, span.zone), []).append(span)
+    made = []
+    for about, group in by_process.items():
+        resource = trace_pb2.ResourceSpans(scope_spans=[trace_pb2.ScopeSpans(spans=map(_exported, group))])
+        for name, value in zip(_RESOURCE, about, strict=True):
+            if value:
+                resource.resource.attributes.add(key=name).value.string_value = value
+        made.append(resource)
+    return made
+
+
+_RESOURCE = ("service.name", "service.instance.id", "weir.zone")
+
+
+def _exported(span: Span) -> trace_pb2.Span:
+    made = trace_pb2.Span(
+        trace_id=bytes.fromhex(span.trace_id),
+        span_id=bytes.fromhex(span.span_id),
+        parent_span_id=bytes.fromhex(span.parent_id),
+        name=span.name,
+        kind=getattr(trace_pb2.Span, f"SPAN_KIND_{span.kind}"),
+        start_time_unix_nano=span.start_ns,
+        end_time_unix_nano=span.end_ns,
+    )
+    if span.error:
+        made.status.code, made.status.message = trace_pb2.Status.STATUS_CODE_ERROR, span.error
+    for key, value in span.attributes.items():
+        if value is not None:
+            _put(made.attributes.add(key=key).value, value)
+    return made
+
+
+def _put(into: common_pb2.AnyValue, value: Any) -> None:
+    match value:
+        case bool():
+            into.bool_value = value
+        case int():
+            into.int_value = value
+        case float():
+            into.double_value = value
+        case list():
+            into.array_value.SetInParent()  # an empty one is none otherwise
+            for each in value:
+                _put(into.array_value.values.add(), each)
+        case dict():
+            into.kvlist_value.SetInParent()
+            for key, each in value.items():
+                _put(into.kvlist_value.values.add(key=key).value, each)
+        case _:
+            into.string_value = str(value)

@@ -228,6 +228,7 @@ def _describe(request: Request, event: audit_pb2.RequestEvent) -> None:
         trace.set("gen_ai.operation.name", event.operation)
         trace.set("gen_ai.request.model", event.model)
         trace.set("weir.tenant", event.tenant)
+        trace.set("weir.request_id", event.request_id)
 
 
 def _end_span(request: Request, event: audit_pb2.RequestEvent, end: End) -> None:

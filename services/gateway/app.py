@@ -38,12 +38,14 @@ from services.gateway import account
 from services.gateway.clients.admission import AdmissionClient, LocalGrants
 from services.gateway.clients.owner import open_pool
 from services.gateway.clients.safety import SafetyClient
+from services.gateway.clients.standing import Standing
 from services.gateway.clients.workers import WorkerStreams
 from services.gateway.config import Settings
 from services.gateway.cursors import Cursors
 from services.gateway.idempotency import Idempotency
 from services.gateway.native import InferenceServicer
 from services.gateway.openai import servicer as openai
+from services.gateway.openai.desk import Desk
 from services.gateway.parts import SWEEP_SECONDS, Parts
 from services.gateway.serve import Pipeline
 from services.gateway.shadow.mirrors import Mirrors
@@ -79,6 +81,7 @@ class Gateway:
         self._safety: SafetyClient
         router_stub, safety_stub = router_pb2_grpc.RouterServiceStub, safety_pb2_grpc.SafetyServiceStub
         router_link = dialer.link(targets.router, "router", router_stub, router_pb2)
+        self._standing = Standing(dialer, rollout=targets.rollout, registry=settings.registry)
         self._books = dialer.channel(targets.records, "records")  # for questions about usage
         audit_link = dialer.link(targets.audit, "audit", audit_pb2_grpc.AuditServiceStub, audit_pb2)
         safety_link = dialer.link(
@@ -192,6 +195,13 @@ class Gateway:
             self._cursors,
             self._idempotency,
             usage=self._ask_usage,
+            desk=Desk(
+                self._catalog,
+                budgets=self._standing.budgets,
+                spend=self._standing.spend,
+                broken=self._router.broken,
+                clock=self._clock,
+            ),
             max_body_bytes=self._settings.max_message_bytes,
             clock=self._clock,
         )
@@ -202,7 +212,8 @@ class Gateway:
     async def run(self, ready: Callable[[], None]) -> None:
         """See `Service`. Ready means: a registry snapshot, its tokenizers, and a stream to every deciding service, or
         its fallback where there is none after a while."""
-        async with contextlib.aclosing(self._texts), self._books, asyncio.TaskGroup() as group:
+        closing = contextlib.aclosing
+        async with closing(self._texts), closing(self._standing), self._books, asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
             own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)

@@ -17,6 +17,8 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     safety: str = "xds:///safety.weir.internal"
     audit: str = "xds:///audit.weir.internal"
     records: str = "xds:///records.weir.internal"
+    rollout: str = "xds:///rollout.weir.internal"
+    """Asked how objectives are met, for `/v1/status`; what it decides by is told to each of its processes."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -174,6 +174,7 @@ class Predictions:
             trace.set("gen_ai.operation.name", PREDICT)
             trace.set("gen_ai.request.model", self._catalog.told(call.model))
             trace.set("weir.tenant", call.tenant)
+            trace.set("weir.request_id", call.request_id)
             trace.set("weir.rows", call.rows)
             if isinstance(ended, Answer):
                 trace.set("gen_ai.response.model", ended.version)

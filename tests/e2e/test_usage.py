@@ -83,6 +83,38 @@ def test_an_admin_of_a_tenant_asks_through_the_edge(mesh: Mesh) -> None:
     [result, *_] = eventually(told, seconds=30, what="today's usage")
     assert result["output_tokens"] > 0
     assert page("costs", secret, "line_item")["data"][0]["results"][0]["amount"]["currency"] == "usd"
+    assert page("usage/predictions", secret, "model")["object"] == "page"
     for key in (mesh.env["WEIR_KEY_ACME"], "none"):
         with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
             page("costs", key, "line_item")
+
+
+def test_an_admin_of_a_tenant_is_told_how_its_models_and_its_budget_stand(mesh: Mesh) -> None:
+    for tenant, bound in (("acme", "$20"), ("globex", "$77")):
+        mesh.weir("set", "budgets", tenant, f"monthly_microusd={bound}", "--create", "--reason", "status")
+    made = mesh.weir("keys", "create", "acme", "--scope", "usage.read", "--reason", "status")
+
+    def status(key: str) -> Any:
+        url = f"{mesh.env['WEIR_EDGE_URL']}/v1/status"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    with client_for(mesh, mesh.env["WEIR_KEY_ACME"]) as client:
+        client.chat.completions.create(model="weir-fast", messages=ASK, max_tokens=4)
+
+    def known() -> Any:
+        told = status(made.stdout.strip())
+        assert not told["unknown"]
+        [fast] = [each for each in told["models"] if each["id"] == "weir-fast"]
+        [availability] = [each for each in fast["objectives"] if each["objective"] == "availability"]
+        assert availability["attainment"]  # somebody was answered
+        [budget] = told["budgets"]
+        assert budget["spent"]["value"] > 0  # the limiter writes every few seconds
+        return told
+
+    told = eventually(known, seconds=40, what="the status")
+    assert told["budgets"][0]["limit"] == {"value": 20.0, "currency": "usd"}
+    assert "globex" not in json.dumps(told)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        status(mesh.env["WEIR_KEY_ACME"])

@@ -295,10 +295,11 @@ async def rig(
     drain: float = 1.0,
     without: Collection[str] = (),
     store_of_records: int = 0,
+    rollout: str = "127.0.0.1:9",
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
-    `without` which it starts have an address where nobody listens."""
+    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
     for worker in workers:
@@ -388,6 +389,7 @@ async def rig(
         service="gateway",
         state_dir=str(state),
         targets=Targets(
+            rollout=rollout,
             records=f"127.0.0.1:{store_of_records or audit.port}",
             **{name: f"127.0.0.1:{leaf.port}" for name, leaf in leaves.items()},
         ),

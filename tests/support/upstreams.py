@@ -69,6 +69,12 @@ class FakeGateway(openai_pb2_grpc.OpenAIServiceServicer, inference_pb2_grpc.Infe
         self._note(context)
         yield json_body(f'{{"id":"{request.id}"}}')
 
+    async def GetStatus(  # noqa: N802
+        self, request: Any, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[httpbody_pb2.HttpBody]:
+        self._note(context)
+        yield json_body('{"object":"status"}')
+
     async def CountTokens(  # noqa: N802
         self, request: inference_pb2.CountTokensRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CountTokensResponse:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
-from services.cli.app import Argument, Json, Option, Output, warn
+from services.cli.app import Argument, Json, Option, Output, UsageError, warn
 from services.cli.mesh import lifecycle, logview, report, site
 from services.cli.mesh.sites import Laptop
 from services.cli.mesh.topology import TopologyError
@@ -146,11 +146,22 @@ def _controlled(function: str, *arguments: str, **fields: str) -> Any:
 
 
 def trace(
-    trace_id: Annotated[str, Argument("32 hex digits; the latest traces are listed when left out.")] = "",
+    trace_id: Annotated[
+        str, Argument("A trace's id, or a request's; the latest traces are listed when left out.", metavar="ID")
+    ] = "",
+    tenant: Annotated[str, Option(help="List this tenant's.")] = "",
+    failed: Annotated[bool, Option("--failed", help="List those in which something failed.")] = False,
+    slowest: Annotated[bool, Option("--slowest", help="List those first that took longest.")] = False,
     lines: Annotated[int, Option("--lines -n", help="How many traces to list.")] = 20,
     output: Output = "table",
 ) -> None:
-    """Show a recorded trace as a tree of spans."""
+    """Show a recorded trace as a tree of spans, or list traces."""
     from services.cli.mesh import traces
 
-    traces.show(_site().state / "traces", trace_id, output=output, count=lines)
+    folder = _site().state / "traces"
+    if trace_id:
+        if tenant or failed or slowest:
+            raise UsageError("an id names one trace: --tenant, --failed and --slowest list several")
+        traces.show(folder, trace_id, output=output)
+    else:
+        traces.listed(folder, traces.Wanted(tenant=tenant, failed=failed, slowest=slowest, count=lines), output=output)

@@ -313,7 +313,8 @@ class _Planner:
         config = site.config(name).with_suffix(".yml")
         listen = f"{site.listen}:{port}"
         if kind == "prometheus":
-            text = self._prometheus_config(settings_for(self._topology, name, *self._layers)["interval"])
+            asked = settings_for(self._topology, name, *self._layers)
+            text = self._prometheus_config(substitute(asked, self._variables(name)))
             argv = (site.prometheus, *prometheus_flags(config, site.data(name), listen))
         else:
             text = (site.root / ALERTMANAGER).read_text(encoding="utf-8")
@@ -331,15 +332,15 @@ class _Planner:
             cwd=site.data(name),
         )
 
-    def _prometheus_config(self, interval: str) -> str:
+    def _prometheus_config(self, settings: Mapping[str, Any]) -> str:
         def pages(kind: str, port: str, path: str = "") -> dict[str, str]:
             names = [name for name, each in self._topology.process.items() if each.kind == kind]
             return {name: self._at(name, self._port(port, name)) + path for name in names}
 
         planes = [name for name, each in self._topology.process.items() if each.service == "controlplane"]
         return prometheus_config(
-            self._site.root / "deploy" / "alerts",
-            interval=interval,
+            Path(settings["rules"]),
+            interval=settings["interval"],
             control_planes=[self._at(name, self._port(name) + METRICS_OFFSET) for name in planes],
             alertmanagers=list(pages("alertmanager", "alertmanager").values()),
             named={

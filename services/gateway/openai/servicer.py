@@ -22,6 +22,7 @@ from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
 from services.gateway.cursors import Cursors, digest_of
 from services.gateway.idempotency import Idempotency
+from services.gateway.openai.desk import FRESH, Desk
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.lists import PromptList
 from services.gateway.openai.media import json_text
@@ -71,11 +72,13 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         idempotency: Idempotency,
         *,
         usage: Callable[[records_pb2.UsageRequest], Awaitable[records_pb2.UsageResponse]],
+        desk: Desk,
         max_body_bytes: int,
         clock: Clock,
     ) -> None:
         """`usage` asks the store of records; it raises WeirError. `max_body_bytes` bounds what a compressed body may
         grow to."""
+        self._desk = desk
         self._usage = usage
         self._max_body_bytes = max_body_bytes
         self._pipeline = pipeline
@@ -154,6 +157,16 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
     ) -> None:
         """See the proto."""
         await self._page(request, context, None)
+
+    async def GetStatus(  # noqa: N802 - the name on the wire
+        self, request: openai_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See the proto."""
+        async with _refusing(context):
+            caller = self._identifier.identify(context, scope="usage.read")
+            body = await self._desk.body(caller.identity.tenant)
+            await context.send_initial_metadata([("cache-control", f"private, max-age={FRESH:.0f}")])
+            await context.write(http_body(_JSON, body))
 
     async def _page(
         self,

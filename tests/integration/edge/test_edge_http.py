@@ -229,6 +229,12 @@ async def test_reading_models_costs_no_quota(edge: Edge, http: httpx2.AsyncClien
     assert not edge.upstreams.ratelimit.seen
 
 
+async def test_a_status_is_read_at_a_path_of_its_own_and_costs_no_quota(edge: Edge, http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/v1/status")).json() == {"object": "status"}
+    assert not edge.upstreams.ratelimit.seen
+    assert_envelope(await http.post("/v1/status", json={}), 404, "invalid_request_error", "not_found")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_large_bodies_are_refused(edge: Edge, http: httpx2.AsyncClient, chunked: bool) -> None:
     async def parts():

@@ -197,6 +197,17 @@ def test_a_service_follows_exactly_what_its_row_says(kind: Kind, peer: str) -> N
     assert isinstance(asked("Watch", service(peer)), Refused)
 
 
+@pytest.mark.parametrize("peer", SERVICES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_service_gets_exactly_what_its_row_says(kind: Kind, peer: str) -> None:
+    grant = asked("Get", service(peer, instance=f"{peer}-0"), None, kind.name)
+    assert isinstance(grant, Grant) == (peer in kind.readers)
+    if isinstance(grant, Grant):
+        # It sees no secrets, and no more than the one that it names.
+        assert grant == Grant(f"spiffe://weir.internal/sa/{peer}", frozenset())
+    assert isinstance(asked("Get", service(peer)), Refused)
+
+
 def test_roles_of_a_later_version_count_nothing() -> None:
     assert binding_of(["astronaut"]).roles == frozenset()
     assert isinstance(asked("List", edge("k1"), binding_of(["astronaut"])), Refused)

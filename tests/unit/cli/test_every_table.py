@@ -113,7 +113,7 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     output.write(report.table([{**row, "address": "stone-search-7f9c6d5b8d.weir.internal:19030"}]))
 
 
-@case("traces._list", f"{7:032x}", "112300.1 ms", "DEPENDENCY_UNAVAILABLE")
+@case("traces.listed", f"{7:032x}", "112300.1 ms", "DEPENDENCY_UNAVAILABLE")
 def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     span = Span(
         trace_id=f"{7:032x}",
@@ -125,7 +125,7 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
         attributes={"weir.tenant": TENANT, "gen_ai.response.model": MODEL},
     )
     (folder / f"{7:032x}.jsonl").write_bytes(msgspec.json.encode(span) + b"\n")
-    traces.show(folder, "", output="table", count=5)
+    traces.listed(folder, traces.Wanted(), output="table")
 
 
 @case("show.show", MODEL, "1000000", "generate")

@@ -1,10 +1,16 @@
 """Which scope a path needs."""
 
+from typing import Any
+
 import pytest
+from google.api import annotations_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weir.openai.v1 import openai_pb2
 
 from libs.paths import required_scope
+
+SERVICE = openai_pb2.DESCRIPTOR.services_by_name["OpenAIService"]
 
 
 @pytest.mark.parametrize(
@@ -19,6 +25,7 @@ from libs.paths import required_scope
         ("/v1/organization/usage/completions", "usage.read"),
         ("/v1/organization/usage/embeddings", "usage.read"),
         ("/v1/organization/usage/predictions", "usage.read"),
+        ("/v1/status", "usage.read"),
         ("/v1/models/weir-fast@1", "models.read"),
         ("/v1/models/org%40x", "models.read"),
         ("/admin/v1/keys", "admin"),
@@ -31,6 +38,14 @@ from libs.paths import required_scope
 )
 def test_known_paths(path: str, scope: str) -> None:
     assert required_scope(path) == scope
+
+
+@pytest.mark.parametrize("method", list(SERVICE.methods), ids=lambda method: method.name)
+def test_a_call_needs_the_same_scope_before_and_after_envoy_has_transcoded_it(method: Any) -> None:
+    rule = method.GetOptions().Extensions[annotations_pb2.http]
+    path = getattr(rule, rule.WhichOneof("pattern")).replace("{id=**}", "x")
+    assert required_scope(path) is not None
+    assert required_scope(f"/{SERVICE.full_name}/{method.name}") == required_scope(path)
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,12 @@ def test_the_list_of_traces_says_when_who_what_and_how_long(tmp_path: Path, caps
             attributes=about,
         )
         (tmp_path / f"{number:032x}.jsonl").write_bytes(msgspec.json.encode(span) + b"\n")
-    traces.show(tmp_path, "", output="table", count=5)
+    traces.listed(tmp_path, traces.Wanted(), output="table")
     shown = capsys.readouterr().out
     for said in ("01:00:00", "acme", "weir-fast@1", "12.3 ms", "QUOTA_TOKENS", "ok", f"{1:032x}", "`trace_id`"):
         assert said in shown, said
     assert max(map(len, shown.splitlines())) <= 100
-    traces.show(tmp_path, "", output="json", count=1)
+    traces.listed(tmp_path, traces.Wanted(count=1), output="json")
     [row] = json.loads(capsys.readouterr().out)
     assert (row["tenant"], row["model"]) == ("acme", "weir-fast@1")
 

@@ -53,7 +53,9 @@ def test_a_row_fits_its_message(kind: Kind) -> None:
         assert message.fields_by_name[name].type == FieldDescriptor.TYPE_STRING
     assert bool(kind.key) != bool(kind.fixed)
     assert set(kind.trusted) <= set(kind.followers) <= SERVICES
+    assert set(kind.readers) <= SERVICES - set(kind.followers)
     assert bool(kind.secret) == bool(kind.trusted)
+    assert not (kind.secret and kind.readers)
     assert kind.applied <= bool(kind.change)
     assert not (kind.leased and (kind.change or kind.restored))
     assert kind.applied or not kind.restored

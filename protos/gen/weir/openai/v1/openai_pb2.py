@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/openai/v1/openai.proto\x12\x0eweir.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x13\n\x11ListModelsRequest\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xa1\x01\n\x0fGetUsageRequest\x12\x12\n\nstart_time\x18\x01 \x01(\x03\x12\x10\n\x08\x65nd_time\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_width\x18\x03 \x01(\t\x12\x10\n\x08group_by\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0c\n\x04page\x18\x06 \x01(\t\x12\x0e\n\x06models\x18\x07 \x03(\t\x12\x13\n\x0b\x61pi_key_ids\x18\x08 \x03(\t\"|\n\x0fGetCostsRequest\x12\x12\n\nstart_time\x18\x01 \x01(\x03\x12\x10\n\x08\x65nd_time\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_width\x18\x03 \x01(\t\x12\x10\n\x08group_by\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0c\n\x04page\x18\x06 \x01(\t2\xb0\x07\n\rOpenAIService\x12\x65\n\x14\x43reateChatCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19\"\x14/v1/chat/completions:\x01*0\x01\x12\\\n\x10\x43reateCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\"\x0f/v1/completions:\x01*0\x01\x12Z\n\x0f\x43reateEmbedding\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x19\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/embeddings:\x01*0\x01\x12[\n\nListModels\x12!.weir.openai.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models0\x01\x12_\n\x08GetModel\x12\x1f.weir.openai.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/models/{id=**}0\x01\x12o\n\x08GetUsage\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/organization/usage/completions0\x01\x12s\n\rGetEmbeddings\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\")\x82\xd3\xe4\x93\x02#\x12!/v1/organization/usage/embeddings0\x01\x12u\n\x0eGetPredictions\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/organization/usage/predictions0\x01\x12\x63\n\x08GetCosts\x12\x1f.weir.openai.v1.GetCostsRequest\x1a\x14.google.api.HttpBody\"\x1e\x82\xd3\xe4\x93\x02\x18\x12\x16/v1/organization/costs0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bweir/openai/v1/openai.proto\x12\x0eweir.openai.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x13\n\x11ListModelsRequest\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\xa1\x01\n\x0fGetUsageRequest\x12\x12\n\nstart_time\x18\x01 \x01(\x03\x12\x10\n\x08\x65nd_time\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_width\x18\x03 \x01(\t\x12\x10\n\x08group_by\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0c\n\x04page\x18\x06 \x01(\t\x12\x0e\n\x06models\x18\x07 \x03(\t\x12\x13\n\x0b\x61pi_key_ids\x18\x08 \x03(\t\"|\n\x0fGetCostsRequest\x12\x12\n\nstart_time\x18\x01 \x01(\x03\x12\x10\n\x08\x65nd_time\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_width\x18\x03 \x01(\t\x12\x10\n\x08group_by\x18\x04 \x03(\t\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x0c\n\x04page\x18\x06 \x01(\t2\x8b\x08\n\rOpenAIService\x12\x65\n\x14\x43reateChatCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19\"\x14/v1/chat/completions:\x01*0\x01\x12\\\n\x10\x43reateCompletion\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\"\x0f/v1/completions:\x01*0\x01\x12Z\n\x0f\x43reateEmbedding\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x19\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/embeddings:\x01*0\x01\x12[\n\nListModels\x12!.weir.openai.v1.ListModelsRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models0\x01\x12_\n\x08GetModel\x12\x1f.weir.openai.v1.GetModelRequest\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/models/{id=**}0\x01\x12o\n\x08GetUsage\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/organization/usage/completions0\x01\x12s\n\rGetEmbeddings\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\")\x82\xd3\xe4\x93\x02#\x12!/v1/organization/usage/embeddings0\x01\x12u\n\x0eGetPredictions\x12\x1f.weir.openai.v1.GetUsageRequest\x1a\x14.google.api.HttpBody\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/organization/usage/predictions0\x01\x12\x63\n\x08GetCosts\x12\x1f.weir.openai.v1.GetCostsRequest\x1a\x14.google.api.HttpBody\"\x1e\x82\xd3\xe4\x93\x02\x18\x12\x16/v1/organization/costs0\x01\x12Y\n\tGetStatus\x12 .weir.openai.v1.GetStatusRequest\x1a\x14.google.api.HttpBody\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/status0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,14 +51,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENAISERVICE'].methods_by_name['GetPredictions']._serialized_options = b'\202\323\344\223\002$\022\"/v1/organization/usage/predictions'
   _globals['_OPENAISERVICE'].methods_by_name['GetCosts']._loaded_options = None
   _globals['_OPENAISERVICE'].methods_by_name['GetCosts']._serialized_options = b'\202\323\344\223\002\030\022\026/v1/organization/costs'
+  _globals['_OPENAISERVICE'].methods_by_name['GetStatus']._loaded_options = None
+  _globals['_OPENAISERVICE'].methods_by_name['GetStatus']._serialized_options = b'\202\323\344\223\002\014\022\n/v1/status'
   _globals['_LISTMODELSREQUEST']._serialized_start=104
   _globals['_LISTMODELSREQUEST']._serialized_end=123
   _globals['_GETMODELREQUEST']._serialized_start=125
   _globals['_GETMODELREQUEST']._serialized_end=154
-  _globals['_GETUSAGEREQUEST']._serialized_start=157
-  _globals['_GETUSAGEREQUEST']._serialized_end=318
-  _globals['_GETCOSTSREQUEST']._serialized_start=320
-  _globals['_GETCOSTSREQUEST']._serialized_end=444
-  _globals['_OPENAISERVICE']._serialized_start=447
-  _globals['_OPENAISERVICE']._serialized_end=1391
+  _globals['_GETSTATUSREQUEST']._serialized_start=156
+  _globals['_GETSTATUSREQUEST']._serialized_end=174
+  _globals['_GETUSAGEREQUEST']._serialized_start=177
+  _globals['_GETUSAGEREQUEST']._serialized_end=338
+  _globals['_GETCOSTSREQUEST']._serialized_start=340
+  _globals['_GETCOSTSREQUEST']._serialized_end=464
+  _globals['_OPENAISERVICE']._serialized_start=467
+  _globals['_OPENAISERVICE']._serialized_end=1502
 # @@protoc_insertion_point(module_scope)

@@ -18,6 +18,10 @@ class GetModelRequest(_message.Message):
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetUsageRequest(_message.Message):
     __slots__ = ("start_time", "end_time", "bucket_width", "group_by", "limit", "page", "models", "api_key_ids")
     START_TIME_FIELD_NUMBER: _ClassVar[int]

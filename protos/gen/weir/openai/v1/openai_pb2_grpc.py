@@ -82,6 +82,11 @@ class OpenAIServiceStub:
                 request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_stream(
+                '/weir.openai.v1.OpenAIService/GetStatus',
+                request_serializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
 
 
 class OpenAIServiceServicer:
@@ -175,6 +180,15 @@ class OpenAIServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """How its models stand: objectives, budgets, incidents.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OpenAIServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -221,6 +235,11 @@ def add_OpenAIServiceServicer_to_server(servicer, server):
             'GetCosts': grpc.unary_stream_rpc_method_handler(
                     servicer.GetCosts,
                     request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=weir_dot_openai_dot_v1_dot_openai__pb2.GetStatusRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
     }
@@ -468,6 +487,33 @@ class OpenAIService:
             target,
             '/weir.openai.v1.OpenAIService/GetCosts',
             weir_dot_openai_dot_v1_dot_openai__pb2.GetCostsRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.openai.v1.OpenAIService/GetStatus',
+            weir_dot_openai_dot_v1_dot_openai__pb2.GetStatusRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,
             channel_credentials,

@@ -1,0 +1,154 @@
+"""Which fault provokes which alerts, and which alerts are provoked by none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.alerts import faults
+from loadtest.alerts.faults import Fault
+from loadtest.alerts.site import Site
+from loadtest.alerts.watch import Watch
+
+FIRES, ENDS = 150.0, 240.0
+"""Seconds within which an alert must fire, and end."""
+Say = Callable[[str], None]
+
+
+def _nothing() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One fault."""
+
+    what: str
+    fault: Fault
+    alerts: tuple[str, ...]
+    """Those that it must fire."""
+    cannot: Callable[[], str] = field(default=_nothing)
+    """Why it cannot be done on this machine; empty where it can."""
+
+
+DRILLS = (
+    Drill("a tenant spends its budget", faults.spent_budget, ("WeirBudgetReached",)),
+    Drill("a version cannot be loaded", faults.broken_version, ("WeirModelNotLoaded",)),
+    Drill("two processes claim one address", faults.registered(*faults.TWICE), ("WeirSnapshotRefused",)),
+    Drill("a canary fails", faults.failing_canary, ("WeirRolledBack",)),
+    Drill("rollouts are frozen under way", faults.frozen_rollout, ("WeirRolloutHeld",)),
+    Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
+    Drill("the limiter is down", faults.down("ratelimit", requests=True), ("WeirDecidedAlone",)),
+    Drill("the rollout controller is down", faults.down("rollout"), ("WeirNoLeader",)),
+    Drill("Prometheus and a process are cut off", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
+    Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
+    Drill("and a fiftieth", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
+    Drill("the gateway is down", faults.down("gateway", requests=True), ("WeirEdgeLosing", "WeirServiceGone")),
+    Drill("most answers of a version fail", faults.failing_version, ("WeirBreakerOpen", "WeirSloBurn")),
+    Drill(
+        "sixty callers of long answers",
+        faults.flood,
+        ("WeirQueueOld", "WeirKvCacheFull", "WeirPreemptionStorm", "WeirEdgeShedding"),
+    ),
+    Drill(
+        "the audit service's disk is full",
+        faults.full_disk,
+        ("WeirDiskFilling", "WeirDiskFull", "WeirAuditNotWritable"),
+        faults.can_part,
+    ),
+    Drill("the audit service is down", faults.without_audit(until_lost=False), ("WeirAuditBehind",)),
+    Drill(
+        "and the gateway's disk is full", faults.without_audit(until_lost=True), ("WeirAuditLosing",), faults.can_part
+    ),
+    Drill("the audit log is changed", faults.changed_log, ("WeirAuditDamaged",)),
+    Drill("Envoy is told of a port that is none", faults.impossible_port, ("WeirXdsRejected",)),
+    Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
+    Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
+    Drill("a member of etcd is down", faults.down("etcd-2"), ("WeirEtcdMemberDown",)),
+    Drill("two of three members are down", faults.down("etcd-2", "etcd-3"), ("WeirEtcdLost",)),
+)
+"""In this order: those after which a mesh has much to mend come last."""
+NOT_DRILLED: Mapping[str, str] = {}
+"""Alerts that no real fault here provokes, with the reason."""
+QUICK = ("WeirClockSkew", "WeirNoLeader", "WeirSnapshotRefused")
+"""For `make test`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one alert."""
+
+    alert: str
+    fired: float | None
+    """Seconds from the fault; None: it did not."""
+    ended: float | None
+    """Seconds from the fault's end, likewise."""
+    window: float
+    """Seconds that its rule wants it to last (`for`), as they were evaluated."""
+    why: str = ""
+    """Why it was not provoked, or did not fire or end."""
+
+    @property
+    def late(self) -> float | None:
+        """Seconds from the fault to firing, beyond the window."""
+        return None if self.fired is None else self.fired - self.window
+
+
+def chosen(alerts: Collection[str]) -> list[Drill]:
+    """The drills of these alerts; all when none are named."""
+    return [drill for drill in DRILLS if not alerts or set(alerts) & set(drill.alerts)]
+
+
+async def play(
+    site: Site, watch: Watch, drills: Sequence[Drill], windows: Mapping[str, float], say: Say
+) -> list[Result]:
+    """One after the other; that an alert ends is waited for while the next ones go on."""
+    results: list[Result] = []
+    async with asyncio.TaskGroup() as ends:
+        for drill in drills:
+            if reason := drill.cannot():
+                results += [Result(name, None, None, windows[name], reason) for name in drill.alerts]
+                continue
+            for result in await _provoked(site, watch, drill, windows):
+                mended = time.monotonic()
+                if result.fired is None:
+                    say(f"  ! {result.alert}: {result.why}")
+                    results.append(result)
+                else:
+                    say(f"  {result.alert} fired {result.fired:.1f} s after: {drill.what}")
+                    ends.create_task(_ended(watch, result, mended, results, say))
+    return results
+
+
+async def _provoked(site: Site, watch: Watch, drill: Drill, windows: Mapping[str, float]) -> list[Result]:
+    found: list[Result] = []
+    try:
+        # What an earlier fault fired must not be taken for this one's.
+        since = await watch.quiet(drill.alerts, within=ENDS)
+        async with drill.fault(site) as began:
+            fired = await asyncio.gather(
+                *(watch.fired(name, since, within=FIRES) for name in drill.alerts), return_exceptions=True
+            )
+            for name, at in zip(drill.alerts, fired, strict=True):
+                if isinstance(at, BaseException):
+                    found.append(Result(name, None, None, windows[name], f"not within {FIRES:g} s of: {drill.what}"))
+                else:
+                    found.append(Result(name, max(0.0, at - began), None, windows[name]))
+    except (OSError, RuntimeError, LookupError) as error:  # of a mesh that does not do what the drill is about
+        known = {each.alert for each in found}
+        why = f"{drill.what}: {type(error).__name__}: {error}"
+        found += [Result(name, None, None, windows[name], why) for name in drill.alerts if name not in known]
+    return found
+
+
+async def _ended(watch: Watch, result: Result, mended: float, results: list[Result], say: Say) -> None:
+    try:
+        at = await watch.quiet([result.alert], within=ENDS)
+    except TimeoutError:
+        say(f"  ! {result.alert} still fires {ENDS:g} s after the fault's end")
+        results.append(Result(result.alert, result.fired, None, result.window, "it does not end"))
+        return
+    say(f"  {result.alert} ended {max(0.0, at - mended):.1f} s after the fault")
+    results.append(Result(result.alert, result.fired, max(0.0, at - mended), result.window))

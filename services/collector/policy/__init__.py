@@ -1,0 +1,1 @@
+"""Which traces are kept. Pure."""
