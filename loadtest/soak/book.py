@@ -14,10 +14,20 @@ from dataclasses import dataclass, field
 
 from libs.usage.records import LOST
 
-STREAM, CALL, EMBED, BATCH = "stream", "call", "embed", "batch"
-"""Kinds of requests: over the edge as events; natively and whole; an embedding; events for which nobody waits."""
+STREAM, CALL, EMBED, BATCH, PREDICT = "stream", "call", "embed", "batch", "predict"
+"""Kinds of requests: over the edge as events; natively and whole; an embedding; events for which nobody waits; a
+prediction."""
+ON_THE_WAY = frozenset({"gateway", "worker", "predictor", "admission"})
+"""Services that an answer, or the right to one, comes from: it is as late as they are. All others are asked within a
+bound, or beside the request."""
+BUDGET_MS = 1_000
+"""Of a question to a service that is asked within a bound: `decide_timeout` of gateways."""
+OLD_SECONDS = 60.0
+"""From which age on a process is one that has settled."""
 
 
+ROWS = 5
+"""Of each prediction."""
 TARGETS: Mapping[str, tuple[str, float]] = {
     **dict.fromkeys(
         (
@@ -27,7 +37,10 @@ TARGETS: Mapping[str, tuple[str, float]] = {
         ("=", 0),
     ),
     "usage_error_tokens": ("<=", 8),
+    "usage_error_rows": ("=", 0),
     "longest_gap_s": ("<=", 3),
+    "added_p99_ms": ("<=", BUDGET_MS),
+    "rss_growth_pct": ("<=", 5),
     "resumed_pct": (">=", 100),
     **dict.fromkeys(("audit_verifies", "usage_reconciles", "all_ready_at_end"), ("=", 1)),
 }
@@ -44,6 +57,8 @@ class Reference:
     """Where in the text each token ends, in characters."""
     vector: str = ""
     """The question's embedding, written down."""
+    predicted: str = ""
+    """What is predicted for the question's rows, written down."""
 
     def tokens_in(self, text: str) -> int:
         """How many whole tokens a beginning of the text holds."""
@@ -55,14 +70,14 @@ class Seen:
     """One request as its client saw it."""
 
     kind: str
-    """STREAM, CALL, EMBED or BATCH."""
+    """STREAM, CALL, EMBED, BATCH or PREDICT."""
     question: int
     """Number of the question, whose answer is known."""
     requests: list[str] = field(default_factory=list)
     """The mesh's ids of it: one once it is being answered, another each time that it went on where it was; none for one
     that was refused or of which nothing came."""
     text: str = ""
-    """What came; of an embedding its vector, written down."""
+    """What came; of an embedding its vector, of a prediction its outputs, written down."""
     done: bool = False
     """The answer came to its end."""
     begun: bool = False
@@ -72,7 +87,7 @@ class Seen:
     told_tokens: int = 0
     """By the usage at its end."""
     first: float = 0.0
-    """Until its first piece came, seconds."""
+    """Until its first piece came, or all of what comes at once, seconds."""
     gap: float = 0.0
     """Longest silence between two pieces, seconds."""
     resumable: bool = False
@@ -83,6 +98,8 @@ class Seen:
     """The connection broke before anything came, and it was sent again over another."""
     at: float = 0.0
     """When it was sent, seconds since the beginning."""
+    degraded: bool = False
+    """Another model's prediction, or a prior, and flagged as that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +113,13 @@ class Entry:
     """Delivered, by the record."""
     cost: int
     """Micro-dollars at the prices in force."""
+    rows: int = 0
+    """Of a prediction."""
 
     @property
     def vanished(self) -> bool:
         """It died with its gateway before anything was delivered (`libs.usage.records.Used.vanished`)."""
-        return self.outcome in LOST and not self.tokens
+        return self.outcome in LOST and not self.tokens and not self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +136,27 @@ class Left:
     all_ready: bool
     spend_off: int = 0
     """Micro-dollars that the limiter counted for the tenant beyond what its records come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A time in which something went wrong, seconds since the beginning; `service` is who was slow, if anybody."""
+
+    began: float
+    ended: float
+    service: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Memory of a process at some time."""
+
+    process: str
+    pid: int
+    age: float
+    """Seconds."""
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +177,26 @@ class _Sum:
     faults: list[str] = field(default_factory=list)
 
 
-def verdict(seen: Iterable[Seen], entries: Iterable[Entry], references: Mapping[int, Reference], left: Left) -> Verdict:
-    """All figures that can be told."""
+def verdict(
+    seen: Iterable[Seen],
+    entries: Iterable[Entry],
+    references: Mapping[int, Reference],
+    left: Left,
+    disturbed: Sequence[Slow] = (),
+    resident: Sequence[Resident] = (),
+) -> Verdict:
+    """All figures that can be told.
+
+    :param disturbed: every fault's time.
+    :param resident: memory of processes, looked at now and then.
+    """
     requests, records = list(seen), list(entries)
     told = _Sum()
     _texts(requests, references, told)
     _records(requests, records, references, told)
     _ends(requests, told)
+    _slow(requests, disturbed, told)
+    _growth(resident, told)
     told.figures |= {
         "quota_leaks": left.leases + (left.spend_off != 0),
         "spend_off_microusd": left.spend_off,
@@ -189,14 +242,18 @@ def repeated(expected: str, text: str) -> int:
     return 0
 
 
+def _whole(known: Reference, kind: str) -> str:
+    return known.vector if kind == EMBED else known.predicted
+
+
 def _texts(requests: Sequence[Seen], references: Mapping[int, Reference], told: _Sum) -> None:
     wrong = doubled = 0
     for each in requests:
         known = references[each.question]
-        if each.kind == EMBED:
-            if each.done and each.text != known.vector:
+        if each.kind in (EMBED, PREDICT):
+            if each.done and not each.degraded and each.text != _whole(known, each.kind):
                 wrong += 1
-                told.faults.append(f"{each.requests}: another vector")
+                told.faults.append(f"{each.requests}: another answer to {each.kind}")
             continue
         good = each.text == known.text if each.done else known.text.startswith(each.text)
         if good:
@@ -220,7 +277,7 @@ def _records(
     count = Counter(each.request for each in records)
     by_id = {each.request: each for each in records}
     lost = doubled = 0
-    worst, worst_done = 0, 0
+    worst, worst_done, error_rows = 0, 0, 0
     for each in requests:
         missing = [request for request in each.requests if not count[request]]
         twice = [request for request in each.requests if count[request] > 1]
@@ -228,6 +285,10 @@ def _records(
         told.faults += [f"{request}: no record; {_fate(each)}" for request in missing]
         told.faults += [f"{request}: {count[request]} records" for request in twice]
         if each.kind == EMBED or missing or not each.requests:
+            continue
+        if each.kind == PREDICT:
+            error_rows = max(error_rows, off := abs(by_id[each.requests[-1]].rows - ROWS))
+            told.faults += [f"{each.requests}: {by_id[each.requests[-1]].rows} rows recorded"] * bool(off)
             continue
         billed = sum(by_id[request].tokens for request in each.requests)
         error = abs(billed - references[each.question].tokens_in(each.text))
@@ -242,11 +303,52 @@ def _records(
         "records_doubled": doubled,
         "usage_error_tokens": worst,
         "usage_error_tokens_finished": worst_done,
+        "usage_error_rows": error_rows,
     }
 
 
 def _fate(seen: Seen) -> str:
     return "answered" if seen.done else seen.failure or "under way"
+
+
+def _slow(requests: Sequence[Seen], disturbed: Sequence[Slow], told: _Sum) -> None:
+    """What a slow service adds to the p99 of first pieces: those of requests sent while it was slow, over those sent
+    while nothing was wrong. With few of the former the p99 is the worst of them."""
+    begun = [each for each in requests if each.begun]
+    peace = [each.first for each in begun if not any(one.began - 1 <= each.at < one.ended + 3 for one in disturbed)]
+    late: dict[str, list[float]] = {}
+    for one in disturbed:
+        if one.service:
+            late.setdefault(one.service, []).extend(each.first for each in begun if one.began <= each.at < one.ended)
+    added = {name: round(1e3 * (_p99(late[name]) - _p99(peace))) for name in sorted(late) if late[name] and peace}
+    told.figures |= {f"added_p99_ms_{name}": value for name, value in added.items()}
+    if bounded := [value for name, value in added.items() if name not in ON_THE_WAY]:
+        told.figures["added_p99_ms"] = max(bounded)
+    else:
+        told.unmeasured["added_p99_ms"] = "no service that is asked within a bound was slow"
+
+
+def _p99(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
+def _growth(resident: Sequence[Resident], told: _Sum) -> None:
+    """How much a process grew from the age at which it has settled to when it was looked at last, for the longest."""
+    lives: dict[tuple[str, int], list[Resident]] = {}
+    for each in resident:
+        if each.age >= OLD_SECONDS:
+            lives.setdefault((each.process, each.pid), []).append(each)
+    grown = {
+        f"{name} ({pid})": (looks[-1].size / looks[0].size - 1) * 100
+        for (name, pid), looks in lives.items()
+        if looks[-1].age >= 2 * looks[0].age
+    }
+    if grown:
+        told.figures["rss_growth_pct"] = round(max(grown.values()), 1)
+        told.faults += [f"{name} grew by {value:.1f}%" for name, value in grown.items() if value > 5]
+    else:
+        told.unmeasured["rss_growth_pct"] = f"no process lived for {2 * OLD_SECONDS:.0f} s"
 
 
 def _ends(requests: Sequence[Seen], told: _Sum) -> None:

@@ -17,7 +17,8 @@ import psutil
 
 from libs.supervisor import control
 from loadtest.soak import network
-from loadtest.soak.faults import FREEZE, FULL, KILL, PART, SKEW, Fault
+from loadtest.soak.book import Resident
+from loadtest.soak.faults import BREAK, FREEZE, FULL, KILL, PART, SKEW, SLOW, SLOW_DISK, Fault
 from services.cli.mesh import lifecycle
 from tests.support.mesh import eventually
 
@@ -26,6 +27,8 @@ DISK = "256m"
 _BACK = 90.0
 _LOOK = 0.1
 _BALLAST = ".ballast"
+_BREAKS = 0.5
+"""Seconds between two connections that are broken."""
 
 
 class Injector:
@@ -39,12 +42,16 @@ class Injector:
             PART: self._part,
             FULL: self._fill,
             SKEW: self._skew,
+            SLOW: self._slow,
+            BREAK: self._break,
+            SLOW_DISK: self._slow_disk,
         }
 
     def kinds(self) -> dict[str, str]:
         """What can be done here: by kind, why it cannot, empty where it can."""
         alone = "" if network.inside() else "no namespaces to be had: unshare -Urmn is refused"
-        return {KILL: "", FREEZE: "", PART: alone, FULL: alone, SKEW: ""}
+        slow = alone or network.cannot_slow()
+        return {**dict.fromkeys(self._do, ""), PART: alone, FULL: alone, BREAK: alone, SLOW: slow}
 
     def inflict(self, fault: Fault) -> None:
         """Does it, and returns when it is over; the mesh may not be ready again then.
@@ -109,6 +116,16 @@ class Injector:
         eventually(self.ready, seconds=_BACK, what="every process being ready")
         return time.monotonic() - began
 
+    def resident(self) -> list[Resident]:
+        """The memory of every process, as it is."""
+        found = []
+        for row in self._processes():
+            with suppress(psutil.Error, TypeError):  # it does not run
+                process = psutil.Process(row["pid"])
+                age = time.time() - process.create_time()
+                found.append(Resident(str(row["name"]), process.pid, age, process.memory_info().rss))
+        return found
+
     def _processes(self) -> list[dict[str, Any]]:
         status = lifecycle.status(self._state)
         return list(status["processes"]) if status else []
@@ -145,12 +162,29 @@ class Injector:
             time.sleep(fault.seconds)
 
     def _skew(self, fault: Fault) -> None:
-        clock = self._clocks / str(self._pid(fault.targets[0]))
+        self._tell(fault, f"{fault.skew}", "")
+
+    def _slow_disk(self, fault: Fault) -> None:
+        self._tell(fault, f"{fault.delay}", ".disk")
+
+    def _tell(self, fault: Fault, value: str, kind: str) -> None:
+        """What the process reads of itself (clocks/sitecustomize.py), while the fault lasts."""
+        told = self._clocks / f"{self._pid(fault.targets[0])}{kind}"
         try:
-            clock.write_text(f"{fault.skew}\n", encoding="ascii")
+            told.write_text(f"{value}\n", encoding="ascii")
             time.sleep(fault.seconds)
         finally:
-            clock.unlink(missing_ok=True)
+            told.unlink(missing_ok=True)
+
+    def _slow(self, fault: Fault) -> None:
+        with network.slowed(self._pid(fault.targets[0]), fault.delay):
+            time.sleep(fault.seconds)
+
+    def _break(self, fault: Fault) -> None:
+        end = time.monotonic() + fault.seconds
+        while time.monotonic() < end:
+            network.break_one(self._pid(fault.targets[0]))
+            time.sleep(_BREAKS)
 
 
 @contextmanager

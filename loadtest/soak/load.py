@@ -1,4 +1,5 @@
-"""Mixed load as its clients see it: streams over the edge, whole answers natively, embeddings, work of the batch class.
+"""Mixed load as its clients see it: streams over the edge, whole answers natively, embeddings, predictions, work of the
+batch class.
 
 A client is an honest one: it keeps connections, goes over another one when a connection breaks before anything of an
 answer has come, and goes on with a stream that was cut where its events have ids (`Last-Event-ID`). It sends nothing a
@@ -19,9 +20,11 @@ import httpx2
 from weir.client import Client, Parameters, Tls
 
 from libs.errors import WeirError
-from loadtest.soak.book import BATCH, CALL, EMBED, STREAM, Reference, Seen, common
+from loadtest.soak.book import BATCH, CALL, EMBED, PREDICT, ROWS, STREAM, Reference, Seen, common
 
 MODEL = "weir-fast"
+PREDICTS = "cancer-gbdt"
+FEATURES = 30
 PATIENCE = 30.0
 """Seconds without a word after which a client gives up; a heartbeat comes every ten."""
 CONNECT = 3.0
@@ -38,10 +41,12 @@ class Mix:
     calls: int = 2
     embeds: int = 1
     batches: int = 2
+    predictions: int = 2
 
     def kinds(self) -> list[str]:
         """The kind of each client."""
-        return [STREAM] * self.streams + [CALL] * self.calls + [EMBED] * self.embeds + [BATCH] * self.batches
+        unary = [CALL] * self.calls + [EMBED] * self.embeds + [PREDICT] * self.predictions
+        return [STREAM] * self.streams + unary + [BATCH] * self.batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,12 @@ class Where:
 def question(number: int) -> str:
     """A prompt; no two begin alike, so that none is found in another's cache."""
     return " ".join(random.Random(f"question {number}").choices(_WORDS, k=12))
+
+
+def table(number: int) -> list[float]:
+    """The rows of a question to the model that predicts, one behind the other."""
+    rng = random.Random(f"rows {number}")
+    return [round(rng.uniform(0.0, 30.0), 3) for _ in range(ROWS * FEATURES)]
 
 
 class Clients:
@@ -83,6 +94,7 @@ class Clients:
             BATCH: self._stream,
             CALL: self._call,
             EMBED: self._embed,
+            PREDICT: self._predict,
         }
 
     @property
@@ -127,15 +139,16 @@ class Clients:
         found: dict[int, Reference] = {}
         for number in range(self._questions):
             texts = await asyncio.gather(*(text(number, tokens) for tokens in lengths))
-            embedded = Seen(kind=EMBED, question=number)
-            await self._embed(embedded)
-            if not embedded.done:
-                raise RuntimeError(f"the undisturbed mesh fails an embedding: {embedded.failure}")
+            once = {kind: Seen(kind=kind, question=number) for kind in (EMBED, PREDICT)}
+            for kind, seen in once.items():
+                await self._send[kind](seen)
+                if not seen.done or seen.degraded:
+                    raise RuntimeError(f"the undisturbed mesh fails to {kind}: {seen.failure or 'degraded'}")
             # A token may end inside a character, which its own answer spells otherwise than a longer one.
             ends = [common(each, texts[-1]) for each in texts]
             if not every_length:
                 ends = [len(texts[-1]) * number // self._tokens for number in range(1, self._tokens + 1)]
-            found[number] = Reference(texts[-1], tuple(ends), embedded.text)
+            found[number] = Reference(texts[-1], tuple(ends), once[EMBED].text, once[PREDICT].text)
         return found
 
     async def run(self, kinds: Sequence[str], over: asyncio.Event) -> None:
@@ -199,21 +212,36 @@ class Clients:
         seen.begun = seen.done = True
 
     async def _embed(self, seen: Seen) -> None:
-        body = {"model": MODEL, "input": question(seen.question)}
+        answer = await self._whole(seen, "/v1/embeddings", {"model": MODEL, "input": question(seen.question)})
+        if answer is not None:
+            seen.text = json.dumps(answer["data"][0]["embedding"])
+
+    async def _predict(self, seen: Seen) -> None:
+        rows = {"name": "features", "shape": [ROWS, FEATURES], "datatype": "FP32", "data": table(seen.question)}
+        answer = await self._whole(seen, f"/v2/models/{PREDICTS}/infer", {"inputs": [rows]})
+        if answer is not None:
+            outputs = sorted(answer["outputs"], key=lambda each: str(each["name"]))
+            seen.text = json.dumps([each["data"] for each in outputs])
+            seen.degraded = bool(answer.get("parameters", {}).get("weir_degraded"))
+
+    async def _whole(self, seen: Seen, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """An answer that comes at once, over as many connections as it needs; None where there is none."""
+        began = time.monotonic()
         for _ in range(TRIES):
             try:
-                answer = await self._http.post("/v1/embeddings", json=body)
+                answer = await self._http.post(path, json=body)
             except httpx2.HTTPError as error:
                 seen.failure, seen.reconnected = type(error).__name__, True
                 continue
             if answer.status_code != 200:
                 seen.failure = _reason(answer.content, answer.status_code)
-                return
+                return None
             seen.requests.append(answer.headers["x-request-id"])
-            seen.text = json.dumps(answer.json()["data"][0]["embedding"])
+            seen.first = time.monotonic() - began
             seen.begun = seen.done = True
             seen.failure = ""
-            return
+            return dict(answer.json())
+        return None
 
 
 class _Reading:

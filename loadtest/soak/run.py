@@ -21,8 +21,8 @@ from libs.quota.prices import Price
 from loadtest import accounting
 from loadtest.rollout.site import make_version
 from loadtest.soak import network
-from loadtest.soak.book import Entry, Left, Seen, Verdict, verdict
-from loadtest.soak.faults import DURABLE, Fault, faults
+from loadtest.soak.book import Entry, Left, Resident, Seen, Slow, Verdict, verdict
+from loadtest.soak.faults import DURABLE, SLOW, Fault, faults
 from loadtest.soak.inject import Injector, disks
 from loadtest.soak.load import MODEL, Clients, Mix, Where, question
 from services.cli.mesh.site import locate
@@ -42,6 +42,10 @@ SHARES = 12.0
 """Seconds after which no gateway holds a share any more."""
 _PRICE = Price(input=100_000, output=400_000)
 """Of weir-fast in deploy/seed."""
+_ROWS_PRICE = Price(0, 0, row=200_000)
+"""Of cancer-gbdt there."""
+LOOK = 5.0
+"""Seconds between two looks at the memory of processes."""
 _SPEND_LEFT = re.compile(r'"spend";r=(\d+)')
 _CLOCKS = Path(__file__).with_name("clocks")
 
@@ -131,6 +135,8 @@ class _Soak:
         self._over = asyncio.Event()
         self._stuck: dict[str, float] = {}
         """Slots in use when it was last looked, by process and gauge."""
+        self._disturbed: list[Slow] = []
+        self._resident: list[Resident] = []
 
     async def run(self) -> Outcome:
         plan = self._plan
@@ -143,6 +149,7 @@ class _Soak:
             self._say(f"{plan.questions} questions answered undisturbed; seed {plan.seed}")
             async with asyncio.TaskGroup() as group:
                 group.create_task(clients.run(plan.mix.kinds(), self._over))
+                group.create_task(self._look())
                 if plan.rollouts:
                     group.create_task(self._roll_out())
                 try:
@@ -156,7 +163,7 @@ class _Soak:
             left = await self._left(clients)
             entries = await self._entries(clients.seen)
             left = replace(left, spend_off=await self._spend_off(where, entries))
-        told = verdict(clients.seen, entries, references, left)
+        told = verdict(clients.seen, entries, references, left, self._disturbed, self._resident)
         told.faults.extend(differences := await self._differences())
         told.figures["usage_reconciles"] = int(not differences)
         return Outcome(told, dict(done), {kind: why for kind, why in kinds.items() if why})
@@ -195,13 +202,24 @@ class _Soak:
             began, failed = clients.now, clients.failed
             try:
                 await asyncio.to_thread(self._injector.inflict, fault)
+                ended = clients.now
                 recovery = await asyncio.to_thread(self._injector.wait_ready)
             except LookupError as error:
                 self._say(f"{began:7.1f} s  {fault}: {error}")
                 continue
             done[fault.kind] += 1
+            slow = self._services[fault.targets[0]] if fault.kind == SLOW else ""
+            self._disturbed.append(Slow(began, ended if slow else clients.now, slow))
             failed = clients.failed - failed
             self._say(f"{began:7.1f} s  {fault}; ready {recovery:.1f} s later; {failed} requests failed meanwhile")
+
+    async def _look(self) -> None:
+        """At the memory of every process, now and then."""
+        while not self._over.is_set():
+            self._resident += await asyncio.to_thread(self._injector.resident)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._over.wait()
 
     async def _roll_out(self) -> None:
         """Rollouts begin and are given up, one after the other."""
@@ -325,5 +343,12 @@ def _read(folder: Path) -> list[Entry]:
                 continue
             prompt, tokens = int(told.get("prompt_tokens", 0)), int(told.get("completion_tokens", 0))
             cost = _PRICE.cost(prompt + tokens, prompt, int(told.get("cached_prompt_tokens", 0)))
-            found.append(Entry(record["id"], told.get("tenant", ""), told["outcome"], tokens, cost))
+            rows = int(told.get("rows", 0))
+            found.append(
+                Entry(
+                    *(record["id"], told.get("tenant", ""), told["outcome"], tokens),
+                    cost + _ROWS_PRICE.of_rows(rows),
+                    rows,
+                )
+            )
     return found

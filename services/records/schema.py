@@ -79,7 +79,8 @@ answers = Table(
     *map(_number, ("since", "ends", "held", "size")),
     Column("answer", LargeBinary, nullable=True),
 )
-"""What idempotency keys stand for; of no log, and in no backup. `key` is a digest, `body` the request's; milliseconds since
-1970: `since` it stands for that, until it `ends`; its claim is `held` until then. No `answer`: it runs. `size` in bytes."""
+"""What idempotency keys stand for; of no log, and in no backup. `key` is a digest, `body` the request's; milliseconds
+since 1970: `since` it stands for that, until it `ends`; its claim is `held` until then. No `answer`: it runs. `size` in
+bytes."""
 
 __all__ = ["COUNTS", "KEY", "META", "answers", "leases", "position", "requests", "unsettled", "usage", "users"]

@@ -6,12 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.soak.book import CALL, EMBED, STREAM, Entry, Left, Reference, Seen, missed, repeated, verdict
+from loadtest.soak.book import (
+    CALL,
+    EMBED,
+    PREDICT,
+    ROWS,
+    STREAM,
+    Entry,
+    Left,
+    Reference,
+    Resident,
+    Seen,
+    Slow,
+    missed,
+    repeated,
+    verdict,
+)
 
 TEXT = "the weir lets through what the river below can carry"
 TOKENS = TEXT.split(" ")
 ENDS = tuple(len(" ".join(TOKENS[: number + 1])) for number in range(len(TOKENS)))
-REFERENCES = {0: Reference(TEXT, ENDS, "[1.0]")}
+REFERENCES = {0: Reference(TEXT, ENDS, "[1.0]", "[[0.5]]")}
 NOTHING = Left(slots=0, blocks=0, leases=0, audit_verifies=True, all_ready=True)
 
 
@@ -114,3 +129,41 @@ def test_whatever_is_repeated_is_found(at: int, length: int) -> None:
     text = " ".join([*TOKENS[:at], *TOKENS[start:at], *TOKENS[at:]])
     assert 0 < repeated(TEXT, text) <= len(" ".join(TOKENS[start:at])) + 1
     assert repeated(TEXT, " ".join(TOKENS[:at])) == 0
+
+
+def test_a_prediction_is_the_undisturbed_one_or_says_that_it_is_not_and_its_rows_are_recorded() -> None:
+    right, other = whole(kind=PREDICT, text="[[0.5]]"), whole(kind=PREDICT, text="[[0.6]]")
+    record = Entry("r1", "soak", "stop", 0, cost=1, rows=ROWS)
+    assert missed(figures([right], [record])) == []
+    assert figures([other], [record])["wrong_texts"] == 1
+    other.degraded = True
+    assert figures([other], [record])["wrong_texts"] == 0
+    assert "usage_error_rows" in missed(figures([right], [Entry("r1", "soak", "stop", 0, cost=1, rows=ROWS + 1)]))
+
+
+def test_what_a_slow_service_adds_is_told_from_what_others_do() -> None:
+    at_peace = [whole(f"p{number}", at=number, first=0.1) for number in range(20)]
+    slow = whole("s", at=31.0, first=2.6)
+    records = [entry(each.requests[0]) for each in (*at_peace, slow)]
+    seen = [*at_peace, slow]
+
+    def added(*disturbed: Slow) -> dict[str, float]:
+        return verdict(seen, records, REFERENCES, NOTHING, disturbed).figures
+
+    of_limiter = added(Slow(30.0, 35.0, "ratelimit"))
+    assert of_limiter["added_p99_ms"] == of_limiter["added_p99_ms_ratelimit"] == 2500
+    assert missed(of_limiter) == ["added_p99_ms"]
+    of_worker = added(Slow(30.0, 35.0, "worker"))
+    assert "added_p99_ms" not in of_worker
+    assert of_worker["added_p99_ms_worker"] == 2500
+    assert "added_p99_ms" not in added(Slow(30.0, 35.0))
+
+
+def test_a_process_that_grows_after_it_has_settled_shows_and_one_that_starts_does_not() -> None:
+    def grown(*looks: tuple[float, int]) -> list[str]:
+        resident = [Resident("audit", 7, age, size) for age, size in looks]
+        return missed(verdict([whole()], [entry()], REFERENCES, NOTHING, (), resident).figures)
+
+    assert grown((5.0, 10), (61.0, 100), (130.0, 104)) == []
+    assert grown((61.0, 100), (130.0, 106)) == ["rss_growth_pct"]
+    assert grown((5.0, 10), (61.0, 100)) == []

@@ -5,7 +5,21 @@ from __future__ import annotations
 from itertools import islice
 
 from libs.authority.callgraph import calls
-from loadtest.soak.faults import DURABLE, FOREIGN, FULL, KILL, PART, SECONDS, SKEW, WEIGHTS, faults
+from loadtest.soak.faults import (
+    BREAK,
+    DELAYS,
+    DURABLE,
+    FOREIGN,
+    FULL,
+    KILL,
+    PART,
+    SECONDS,
+    SKEW,
+    SLOW,
+    SLOW_DISK,
+    WEIGHTS,
+    faults,
+)
 
 SERVICES = {
     "etcd": "etcd",
@@ -39,6 +53,13 @@ def test_everything_that_can_go_wrong_does_and_nothing_else() -> None:
         if fault.kind == SKEW:
             assert services[0] not in FOREIGN
             assert fault.skew
+        if fault.kind in (SLOW, BREAK):
+            assert services[0] != "envoy"
+        if fault.kind == SLOW_DISK:
+            assert services[0] in DURABLE - FOREIGN
+        assert (fault.kind in DELAYS) == (fault.delay > 0)
+        if fault.kind in DELAYS:
+            assert DELAYS[fault.kind][0] <= fault.delay <= DELAYS[fault.kind][1]
         low, high = SECONDS.get(fault.kind, (0.0, 0.0))
         assert low <= fault.seconds <= high
 
