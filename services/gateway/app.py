@@ -217,8 +217,10 @@ class Gateway:
             for link in self._links:
                 group.create_task(link.run())
             own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)
-            for background in (*own, *([] if self._kept is None else [self._kept])):
+            for background in own:
                 group.create_task(background.run())
+            if self._kept is not None:
+                group.create_task(self._kept.run())
             await self._view.wait_ready()
             self._view.on_change(self._on_snapshot)
             with contextlib.suppress(TimeoutError):
