@@ -84,7 +84,7 @@ def reconcile(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the audit log with the store of records, the limiters' ledger and what callers say they got.
+    """Compare the audit log with the store of records, the ledger and what callers say they got.
 
     Exit code 1 when anything differs.
 
