@@ -17,7 +17,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How many days a request's row is kept. The audit log's own retention is its own; 0: for ever."""
     usage_days: int = 0
     """How many days sums are kept; 0: for ever. They are what bills are made of."""
-    look_seconds: float = 0.25
+    look_seconds: float = 1.0
     """Between two looks for what is new: how far answers may be behind the log while nobody asks."""
     retry_seconds: float = 1.0
     """After the audit service or the database was away."""
