@@ -83,7 +83,8 @@ def _project(store: Store, at: Position, lines: list[bytes], answer: audit_pb2.R
 def _differences(
     mine: dict[tuple[Key, int], Counts], theirs: dict[tuple[Key, int], Counts]
 ) -> list[records_pb2.SumDifference]:
-    nothing, found = Counts(), []
+    nothing = Counts()
+    found: list[records_pb2.SumDifference] = []
     for key in sorted(mine.keys() | theirs.keys()):
         stored, logged = mine.get(key, nothing), theirs.get(key, nothing)
         if stored != logged and len(found) < _MOST:

@@ -156,7 +156,7 @@ class Store:
         """
         with self._begin() as connection:
             upto = _position(connection).sequence
-            found = connection.execute(wanted.statement()).mappings().all()
+            found = [row._asdict() for row in connection.execute(wanted.statement())]
             edge = None
             if len(found) <= wanted.size and (statement := wanted.edge()) is not None:
                 edge = connection.execute(statement).one_or_none()
@@ -255,7 +255,7 @@ class Store:
         named = ids | {used.event.lease for _, used in found if used.event.lease}
         open_ = connection.execute(sa.select(unsettled).where(unsettled.c.id.in_(named)))
         said = [used.id for _, used in found if used.unknown]
-        known = ()
+        known: Iterable[str] = ()
         if said:
             ran = requests.c.outcome != "usage_unknown"
             known = connection.execute(sa.select(requests.c.id).where(requests.c.id.in_(said), ran)).scalars()
