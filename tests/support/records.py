@@ -22,6 +22,7 @@ class Store:
     service: Records
     stub: Any
     ready: Any
+    port: int
 
 
 @contextlib.asynccontextmanager
@@ -35,4 +36,4 @@ async def records_service(root: Path, audit: int, *, wait: bool = True, **more: 
         if wait:
             await running.ready.wait()
         async with make_channel(f"127.0.0.1:{running.port}", tls=None, translate_errors=True) as channel:
-            yield Store(service, records_pb2_grpc.RecordsServiceStub(channel), running.ready)
+            yield Store(service, records_pb2_grpc.RecordsServiceStub(channel), running.ready, running.port)
