@@ -78,6 +78,9 @@ class Store:
             self._insert = postgresql.insert
         else:
             raise ValueError("database: sqlite:////PATH or postgresql+psycopg://USER@HOST/NAME")
+        # SQLite's transactions see one moment anyway.
+        level = {} if self._sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._snapshots = self._engine.execution_options(**level)
 
     def open(self) -> Position:
         """Brings the schema up to date.
@@ -103,7 +106,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             return _position(connection)
 
     def project(self, at: Position, lines: Sequence[bytes], *, segment: int, base: int) -> Position:
@@ -154,7 +157,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             upto = _position(connection).sequence
             found = [row._asdict() for row in connection.execute(wanted.statement())]
             edge = None
@@ -167,7 +170,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             at = _position(connection)
             rows = list(connection.execute(question.statement()))
         names = len(question.by)
@@ -182,9 +185,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
-            if not self._sqlite:  # both as of one moment
-                connection.execute(sa.text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        with self._begin(reading=True) as connection:
             at = _position(connection)
             rows = connection.execute(sa.select(usage)).all()
         width = len(KEY)
@@ -195,7 +196,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             statement = sa.select(users.c.name, users.c.sequence).where(users.c.name.in_(list(names)))
             return {row[0]: row[1] for row in connection.execute(statement)}
 
@@ -290,9 +291,10 @@ class Store:
             connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=changed), rows)
 
     @contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
+    def _begin(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+        """A transaction; of one that reads, everything is as of one moment."""
         try:
-            with self._engine.begin() as connection:
+            with (self._snapshots if reading else self._engine).begin() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise StoreAwayError(
