@@ -60,7 +60,7 @@ class Records:
         self._servicer = RecordsServicer(
             Questions(self._store, self._readers, self._projector, users=self._users),
             self._projector,
-            Comparer(self._store, self._read, threads=self._readers),
+            Comparer(self._store, self._read, threads=self._readers, folder=settings.state_dir or None),
             roles=roles,
             tls=settings.tls is not None,
         )

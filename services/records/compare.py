@@ -31,10 +31,13 @@ class Comparer:
         read: Callable[[audit_pb2.ReadRequest], Awaitable[audit_pb2.ReadResponse]],
         *,
         threads: Executor,
+        folder: str | None,
     ) -> None:
+        """:param folder: has room for as much as the store takes; None: wherever temporary files go."""
         self._store = store
         self._read = read
         self._threads = threads
+        self._folder = folder
         self._one = asyncio.Lock()
 
     async def compare(self) -> records_pb2.CompareResponse:
@@ -43,7 +46,7 @@ class Comparer:
         :raises WeirError: DEPENDENCY_UNAVAILABLE, the log or the database is away; CONFLICT, the log is another one.
         """
         async with self._one:
-            with TemporaryDirectory(prefix="weir-records-") as folder:
+            with TemporaryDirectory(prefix="compare-", dir=self._folder) as folder:
                 again = Store(f"sqlite:///{Path(folder) / 'again.sqlite'}", statement_seconds=60.0)
                 try:
                     return await self._compared(again)
@@ -80,7 +83,8 @@ def _project(store: Store, at: Position, lines: list[bytes], answer: audit_pb2.R
 def _differences(
     mine: dict[tuple[Key, int], Counts], theirs: dict[tuple[Key, int], Counts]
 ) -> list[records_pb2.SumDifference]:
-    nothing, found = Counts(), []
+    nothing = Counts()
+    found: list[records_pb2.SumDifference] = []
     for key in sorted(mine.keys() | theirs.keys()):
         stored, logged = mine.get(key, nothing), theirs.get(key, nothing)
         if stored != logged and len(found) < _MOST:

@@ -19,7 +19,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How many days sums are kept; 0: for ever. They are what bills are made of."""
     answer_bytes: int = 2**30
     """Of all answers that idempotency keys stand for; the oldest go first."""
-    look_seconds: float = 0.25
+    look_seconds: float = 1.0
     """Between two looks for what is new: how far answers may be behind the log while nobody asks."""
     retry_seconds: float = 1.0
     """After the audit service or the database was away."""

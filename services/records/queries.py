@@ -136,7 +136,8 @@ class Question:
 
     def statement(self) -> sa.Select[Any]:
         """A row per combination of values: those, and the counts."""
-        column, where = usage.c, []
+        column = usage.c
+        where: list[Any] = []
         if self.tenant:
             where.append(column.tenant == self.tenant)
         if self.since:
@@ -152,7 +153,7 @@ class Question:
         counts = [sa.func.coalesce(sa.func.sum(column[name]), 0).label(f"n_{name}") for name in COUNTS]
         some = sa.or_(*(sa.func.sum(column[name]) != 0 for name in COUNTS))
         # By their places: an expression with a bound value is another one each time.
-        places = [sa.literal_column(str(place + 1)) for place in range(len(by))]
+        places: list[Any] = [sa.literal_column(str(place + 1)) for place in range(len(by))]
         return sa.select(*by, *counts).where(*where).group_by(*places).having(some).limit(MAX_SUMS + 1)
 
 

@@ -81,6 +81,9 @@ class Store:
             self._insert = postgresql.insert
         else:
             raise ValueError("database: sqlite:////PATH or postgresql+psycopg://USER@HOST/NAME")
+        # SQLite's transactions see one moment anyway.
+        level = {} if self._sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._snapshots = self._engine.execution_options(**level)
 
     def open(self) -> Position:
         """Brings the schema up to date.
@@ -106,7 +109,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             return _position(connection)
 
     def project(self, at: Position, lines: Sequence[bytes], *, segment: int, base: int) -> Position:
@@ -157,9 +160,9 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             upto = _position(connection).sequence
-            found = connection.execute(wanted.statement()).mappings().all()
+            found = [row._asdict() for row in connection.execute(wanted.statement())]
             edge = None
             if len(found) <= wanted.size and (statement := wanted.edge()) is not None:
                 edge = connection.execute(statement).one_or_none()
@@ -170,7 +173,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             at = _position(connection)
             rows = list(connection.execute(question.statement()))
         names = len(question.by)
@@ -185,9 +188,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
-            if not self._sqlite:  # both as of one moment
-                connection.execute(sa.text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        with self._begin(reading=True) as connection:
             at = _position(connection)
             rows = connection.execute(sa.select(usage)).all()
         width = len(KEY)
@@ -198,7 +199,7 @@ class Store:
 
         :raises StoreAwayError: see `open`.
         """
-        with self._begin() as connection:
+        with self._begin(reading=True) as connection:
             statement = sa.select(users.c.name, users.c.sequence).where(users.c.name.in_(list(names)))
             return {row[0]: row[1] for row in connection.execute(statement)}
 
@@ -258,7 +259,7 @@ class Store:
         named = ids | {used.event.lease for _, used in found if used.event.lease}
         open_ = connection.execute(sa.select(unsettled).where(unsettled.c.id.in_(named)))
         said = [used.id for _, used in found if used.unknown]
-        known = ()
+        known: Iterable[str] = ()
         if said:
             ran = requests.c.outcome != "usage_unknown"
             known = connection.execute(sa.select(requests.c.id).where(requests.c.id.in_(said), ran)).scalars()
@@ -294,12 +295,14 @@ class Store:
 
     def answers(self) -> Answers:
         """What idempotency keys stand for, in the same database."""
-        return Answers(lambda: self._begin(self._engine.execution_options(**{_WRITES: True})), self._insert)
+        writing = self._engine.execution_options(**{_WRITES: True})
+        return Answers(lambda: self._begin(engine=writing), self._insert)
 
     @contextmanager
-    def _begin(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
+    def _begin(self, *, reading: bool = False, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
+        """A transaction; of one that reads, everything is as of one moment."""
         try:
-            with (engine or self._engine).begin() as connection:
+            with (engine or (self._snapshots if reading else self._engine)).begin() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise StoreAwayError(

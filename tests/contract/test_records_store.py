@@ -20,6 +20,7 @@ from libs.auditlog import LineError
 from libs.auditlog.chain import ZERO, encode_entry
 from libs.usage import Counts, Fold, Key, read
 from services.records import queries
+from services.records import store as store_module
 from services.records.queries import Question, Wanted
 from services.records.store import ForkError, Position, Store, StoreAwayError, TakenError
 from tests.support.mesh import ROOT
@@ -195,6 +196,26 @@ def test_pages_have_every_request_once_in_order_however_little_one_looks_at(
             if (after if follow else not token) == (len(told) if follow else True):
                 break
         assert found == wanted
+
+
+def test_what_is_projected_while_a_page_is_read_is_on_the_next(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, other = chained([event(n) for n in range(1, 6)]), Store(url, statement_seconds=20)
+    at = store.project(Position(), lines[:2], segment=1, base=0)
+    read = store_module._position
+
+    def meanwhile(connection: sa.Connection) -> Position:
+        found = read(connection)
+        monkeypatch.undo()
+        other.project(at, lines[2:], segment=1, base=0)
+        return found
+
+    monkeypatch.setattr(store_module, "_position", meanwhile)
+    first = store.page(Wanted(size=9, after=0))
+    second = store.page(Wanted(size=9, after=first.sequence))
+    assert [[row["sequence"] for row in page.rows] for page in (first, second)] == [[1, 2], [3, 4, 5]]
+    other.close()
 
 
 def test_times_bound_pages_and_hours_bound_sums(store: Store) -> None:

@@ -16,7 +16,18 @@ from tests.e2e.test_operations import gauge
 from tests.support.mesh import Mesh, eventually
 
 ASK = [{"role": "user", "content": "Tell me about the river."}]
-LEAVES = ["ratelimit", "router", "admission", "safety", "audit", "registry", "controlplane", "edge-auth", "collector"]
+LEAVES = [
+    "ratelimit",
+    "router",
+    "admission",
+    "safety",
+    "audit",
+    "registry",
+    "controlplane",
+    "edge-auth",
+    "collector",
+    "records",
+]
 
 
 @pytest.fixture

@@ -55,6 +55,8 @@ def test_what_a_killed_gateway_had_delivered_is_billed_once(mesh: Mesh) -> None:
         assert pieces <= lost["completion_tokens"] < 400
         assert lost["prompt_tokens"] > 0
         client.chat.completions.create(model="weir-fast", messages=ASK, max_tokens=4)
+    [found] = mesh.weir_json("requests", "--id", lost["request_id"])["requests"]
+    assert (found["outcome"], found["completion_tokens"]) == ("gateway_lost", lost["completion_tokens"])
 
     def agree() -> bool:
         return mesh.weir("usage", "reconcile", check=False).returncode == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,6 +44,25 @@ async def test_a_log_comes_back_as_it_was(tmp_path: Path, audit: Path) -> None:
     by_id = (await weir("restore", store, "--backup", saved["id"], "--audit", tmp_path / "third", "--json")).json()
     assert by_id == saved
     assert version("weir") in (await weir("version")).out
+
+
+async def test_sums_of_usage_come_back_where_no_store_of_records_is(tmp_path: Path, audit: Path) -> None:
+    weir, store, own = Operator(tmp_path), tmp_path / "store", tmp_path / "own"
+    own.mkdir()
+    with contextlib.closing(sqlite3.connect(own / "records.sqlite")) as made, made:
+        made.execute("CREATE TABLE requests (id)")
+        made.execute("CREATE TABLE usage (tenant)")
+        for table in ("requests", "usage"):
+            made.execute(f"INSERT INTO {table} VALUES ('acme')")  # noqa: S608
+    assert (await weir("backup", store, "--audit", audit, "--records", own)).code == 0
+    back = tmp_path / "back"
+    done = await weir("restore", store, "--records", back)
+    assert (done.code, [path.name for path in back.iterdir()]) == (0, ["records.sqlite"]), done.err
+    with contextlib.closing(sqlite3.connect(back / "records.sqlite")) as found:
+        assert found.execute("SELECT * FROM usage").fetchall() == [("acme",)]
+        assert found.execute("SELECT * FROM requests").fetchall() == []
+    assert (await weir("restore", store, "--audit", tmp_path / "log")).code == 0
+    assert not (tmp_path / "log" / "records.sums").exists()
 
 
 async def test_what_was_erased_since_a_backup_does_not_come_back_with_it(tmp_path: Path) -> None:
