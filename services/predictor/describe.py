@@ -26,6 +26,11 @@ _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", 
 """Of Triton's, those that hold here."""
 
 
+NOBODY_ELSE = (("x-envoy-ratelimited", "true"),)
+"""Trailers of a refusal that another predictor would repeat: Envoy tries what says so no more, where it tries
+UNAVAILABLE again."""
+
+
 def server() -> pb.ServerMetadataResponse:
     """Who this is."""
     return pb.ServerMetadataResponse(name="weir", version="2", extensions=_EXTENSIONS)

@@ -146,13 +146,18 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         except WeirError as error:
             self._predictions.refused(self._unplaced(request, caller, arrived), error)
             raise
-        if not self._predictions.has(call.version):
-            regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
-            handing = partial(self._peers.hand, call, caller, regions)
-            if (handed := await self._predictions.elsewhere(call, handing)) is not None:
-                context.set_trailing_metadata(handed.told)
-                return handed.response
-        answer = await self._predictions.serve(call)
+        try:
+            if not self._predictions.has(call.version):
+                regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
+                handing = partial(self._peers.hand, call, caller, regions)
+                if (handed := await self._predictions.elsewhere(call, handing)) is not None:
+                    context.set_trailing_metadata(handed.told)
+                    return handed.response
+            answer = await self._predictions.serve(call)
+        except WeirError as error:
+            if error.reason is Reason.NO_WORKERS:
+                context.set_trailing_metadata(describe.NOBODY_ELSE)
+            raise
         describe.tell(answer, call)
         context.set_trailing_metadata(describe.trailers(answer, call))
         return answer.response

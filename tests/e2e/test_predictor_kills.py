@@ -119,9 +119,6 @@ class Callers:
         except grpc.aio.AioRpcError as failure:
             error = from_rpc_error(failure)
         trailers = dict(await call.trailing_metadata() or ())
-        if error is not None and error.retry_after is None and "retry-after" in trailers:
-            # Envoy's own replies say it in a header.
-            error = WeirError(error.reason, error.message, retry_after=float(trailers["retry-after"]))
         return Told(number, rows, answer, error, trailers.get("x-request-id", ""), time.monotonic() - began)
 
 

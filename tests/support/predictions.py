@@ -23,7 +23,7 @@ from services.controlplane.policy.names import EDGE, ROUTES
 from services.edge_auth.app import EdgeAuthService
 from services.edge_auth.app import build as build_edge_auth
 from services.edge_auth.config import Settings as EdgeAuthSettings
-from services.predictor import rest
+from services.predictor import describe, rest
 from services.predictor.config import Settings as PredictorSettings
 from tests.support.certificates import tls_of
 from tests.support.edge import EnvoyProcess, Plane, control_plane, drop_endpoint, edge_config
@@ -66,12 +66,20 @@ class Predictor(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.seen: Mapping[str, str] = {}
         self.leaves = 0
         """How many calls are refused as by one that leaves."""
+        self.lacks: set[str] = set()
+        """Versions that nobody has any more, as this one says."""
+        self.asked = 0
+        """How many calls came."""
         self.kill: Callable[[], Awaitable[None]]
 
     async def ModelInfer(  # noqa: N802
         self, request: open_inference_pb2.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> open_inference_pb2.ModelInferResponse:
         self.seen = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        self.asked += 1
+        if request.model_name in self.lacks:
+            context.set_trailing_metadata(describe.NOBODY_ELSE)
+            raise WeirError(Reason.NO_WORKERS, "it is not loaded here", retry_after=3.0)
         if self.leaves:
             self.leaves -= 1
             raise WeirError(Reason.DRAINING, "it leaves")

@@ -1,4 +1,5 @@
-"""Envoy's own answers (404, 413, 503 …) as the errors of the API that was called; gRPC clients keep plain messages.
+"""Envoy's own answers (404, 413, 503 …) as the errors of the API that was called; gRPC clients keep plain messages,
+and get the details that services send (`libs.errors`) of what is away.
 
 Source: `envoy.extensions.filters.network.http_connection_manager.v3.LocalReplyConfig`: the first mapper whose filter
 matches decides.
@@ -6,6 +7,7 @@ matches decides.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 
 from services.controlplane.policy.config import EdgeConfig
@@ -37,7 +39,7 @@ any), our code, the message. Envoy's own texts are not told: most are empty or r
 
 def local_replies(edge: EdgeConfig) -> Resource:
     """The LocalReplyConfig. Denials of edge-auth, repeated ones too, carry their own body and pass unchanged."""
-    later = _header("retry-after", str(edge.retry_after_seconds))
+    later = [_header("retry-after", str(edge.retry_after_seconds))]
     away = "the service is briefly unavailable; try again after the seconds in retry-after"
     return {
         "mappers": [
@@ -57,7 +59,7 @@ def local_replies(edge: EdgeConfig) -> Resource:
             ),
             *_http([_between(500, 599)], "server_error", "internal", "internal error"),
             # Only gRPC clients come this far.
-            _mapper([_between(503, 503)], None, later),
+            _mapper([_between(503, 503)], None, [*later, *_details_of_away(away, edge.retry_after_seconds)]),
         ]
     }
 
@@ -81,15 +83,15 @@ def _refusals(status: int, refusal: Sequence[tuple[str, str, str]]) -> Iterator[
 
 
 def _http(
-    filters: Sequence[Resource], kind: str, code: str, message: str, header: Resource | None = None, status: int = 0
+    filters: Sequence[Resource], kind: str, code: str, message: str, headers: Sequence[Resource] = (), status: int = 0
 ) -> Iterator[Resource]:
     """For HTTP clients: those of the Open Inference Protocol read one word, those of OpenAI an envelope.
 
     :param status: the answer's, where it is another than Envoy's own.
     """
     first, *rest = filters
-    yield _mapper([first, _PREDICTION, *rest], {"error": message}, header, status)
-    yield _mapper([first, _HTTP, *rest], _envelope(kind, code, message), header, status)
+    yield _mapper([first, _PREDICTION, *rest], {"error": message}, headers, status)
+    yield _mapper([first, _HTTP, *rest], _envelope(kind, code, message), headers, status)
 
 
 def _envelope(kind: str, code: str, message: str) -> Resource:
@@ -97,7 +99,7 @@ def _envelope(kind: str, code: str, message: str) -> Resource:
 
 
 def _mapper(
-    filters: Sequence[Resource], body: Resource | None = None, header: Resource | None = None, status: int = 0
+    filters: Sequence[Resource], body: Resource | None = None, headers: Sequence[Resource] = (), status: int = 0
 ) -> Resource:
     mapper: dict[str, object] = {"filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}}}
     if status:
@@ -105,11 +107,34 @@ def _mapper(
     if body is not None:
         mapper["body_format_override"] = {"json_format": body, "content_type": "application/json"}
     # Requests that fail before their headers are read have no id yet; this one is in the access log too.
-    headers = [_header("x-request-id", "%UNIQUE_ID%")]
-    if header is not None:
-        headers.append(header)
-    mapper["headers_to_add"] = headers
+    mapper["headers_to_add"] = [_header("x-request-id", "%UNIQUE_ID%"), *headers]
     return mapper
+
+
+def _details_of_away(message: str, later: int) -> Iterator[Resource]:
+    """Of UNAVAILABLE, which Envoy makes of a 503: a `google.rpc.Status` with ErrorInfo and RetryInfo, written by hand,
+    since decisions know no wire types."""
+    reason = "DEPENDENCY_UNAVAILABLE"
+    info = _field(1, reason.encode()) + _field(2, b"weir")
+    retry = _field(1, b"\x08" + _varint(later))
+    status = b"\x08\x0e" + _field(2, message.encode())
+    for kind, detail in (("ErrorInfo", info), ("RetryInfo", retry)):
+        status += _field(3, _field(1, f"type.googleapis.com/google.rpc.{kind}".encode()) + _field(2, detail))
+    yield _header("x-weir-reason", reason)
+    yield _header("grpc-status-details-bin", base64.b64encode(status).decode())
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """Of a protobuf message: text, or another message."""
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    found = []
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 def _between(low: int, high: int) -> Resource:

@@ -85,6 +85,8 @@ def _configuration(name: str, routes: Resource) -> Resource:
         "domains": ["*"],
         # Credentials end here; the mesh knows tenants. So does what the edge tells itself.
         "request_headers_to_remove": ["authorization", "api-key", "x-api-key", ASK_HEADER, "x-weir-refused"],
+        # Between services and Envoy.
+        "response_headers_to_remove": ["x-envoy-ratelimited"],
         "retry_policy": _RETRY,
         **routes,
     }

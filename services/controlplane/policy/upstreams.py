@@ -86,7 +86,9 @@ def predictor_cluster(edge: EdgeConfig, *, name: str = PREDICTOR) -> Resource:
     (threshold,) = cluster["circuit_breakers"]["thresholds"]
     return {
         **cluster,
-        "common_lb_config": _NO_PANIC,
+        # Whoever was left out comes back to be tried, and must be out at once if he is dead still: by default Envoy
+        # lets a second pass since he came back, and sends him all that is meant for the version meanwhile.
+        "common_lb_config": {**_NO_PANIC, "update_merge_window": "0s"},
         "outlier_detection": outliers,
         "circuit_breakers": {"thresholds": [{**threshold, **_BUDGET}]},
     }

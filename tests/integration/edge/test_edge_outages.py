@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from libs.errors import Reason, from_rpc_error
 from tests.integration.edge.test_edge_losses import second
 from tests.support.fixtures.edge_fixtures import Edge, running_edge
 from tests.support.upstreams import FakeGateway, event
@@ -57,6 +58,8 @@ async def test_a_dead_gateway_counts_against_availability(edge: Edge, http: http
                 inference_pb2.CountTokensRequest(), timeout=10, metadata=[("authorization", "Bearer good")]
             )
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    error = from_rpc_error(refused.value)
+    assert (error.reason, error.retry_after) == (Reason.DEPENDENCY_UNAVAILABLE, 1.0)
     await told(edge, {"availability": 4})
     await told(edge, {"availability": 1}, "embed")
 

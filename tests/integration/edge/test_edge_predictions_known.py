@@ -3,13 +3,16 @@ a version has lost its predictors."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import httpx2
 import pytest
 import pytest_asyncio
 from weir.registry.v1 import registry_pb2 as pb
 
+from libs.errors import Reason, from_rpc_error
 from tests.support.known import PATIENT, edge_lua
 from tests.support.predictions import MODEL, PredictionEdge, prediction_edge, rollout
 
@@ -102,6 +105,39 @@ async def test_a_version_that_lost_its_predictors_is_answered_by_the_others(edge
         answers = [await edge.infer(f"{MODEL}@9", f"u{number}") for number in range(20)]
     assert {name for name, _ in answers} == {"predictor-1", "predictor-2"}
     assert {version for _, version in answers} == {f"{MODEL}@9"}, "they are told what was asked for"
+
+
+async def test_a_dead_predictor_that_is_tried_again_costs_nobody_his_answer(edge: PredictionEdge) -> None:
+    """Who was left out comes back after 2 s; while he is dead still, that must be no second of refusals each time."""
+    await edge.put(pb.ModelVersion(name=MODEL, version="6", pool="predict", tier="fast"))
+    left_out = f"cluster.predictor/{MODEL}@6.outlier_detection.ejections_active"
+    async with edge.killed("6") as killed:
+        await killed()
+        for _ in range(2):
+            async with asyncio.timeout(60):
+                await edge.infer(f"{MODEL}@6")
+                await edge.envoy.wait_counter(left_out, bool)
+                await edge.envoy.wait_counter(left_out, lambda count: not count)
+            answers = [await edge.infer(f"{MODEL}@6", f"u{number}") for number in range(10)]
+            assert {name for name, _ in answers} <= {"predictor-1", "predictor-2"}
+
+
+async def test_whoever_says_that_nobody_has_a_version_is_believed(edge: PredictionEdge) -> None:
+    """Another one would say the same, or is the dead one, of which Envoy has less to say."""
+    lost = f"{MODEL}@7"
+    await edge.put(pb.ModelVersion(name=MODEL, version="7", pool="predict", tier="fast"))
+    async with edge.killed("7") as killed:
+        await killed()
+        for each in edge.predictors.values():
+            each.lacks.add(lost)
+        for number in range(20):
+            before = [each.asked for each in edge.predictors.values()]
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await edge.infer(lost, f"u{number}")
+            error = from_rpc_error(refused.value)
+            assert (error.reason, error.retry_after) == (Reason.NO_WORKERS, 3.0)
+            assert sum(each.asked for each in edge.predictors.values()) == sum(before) + 1
+            assert not [key for key, _ in refused.value.trailing_metadata() or () if key.startswith("x-envoy-")]
 
 
 async def test_a_prediction_that_its_predictor_gave_back_is_answered_by_another(edge: PredictionEdge) -> None:

@@ -48,6 +48,7 @@ async def test_what_is_asked_for_is_loaded_and_what_was_asked_for_longest_ago_le
             await rig.infer(question(ROWS, "a"))
         refusal = from_rpc_error(caught.value)
         assert (refusal.reason, refusal.retry_after) == (Reason.NO_WORKERS, 1.0)
+        assert ("x-envoy-ratelimited", "true") in tuple(caught.value.trailing_metadata() or ())
         await alone(rig, "a@1")
         np.testing.assert_array_equal(scores(await rig.infer(question(ROWS, "a"))), first)
         assert states(rig)["b@1"].state == pb.LOAD_STATE_UNLOADED

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from google.rpc import status_pb2
 
+from libs.errors import Reason, WeirError, grpc_code
 from services.controlplane.policy.config import EdgeConfig
 from services.controlplane.policy.replies import local_replies
 
@@ -148,3 +151,26 @@ def test_what_edge_auth_says_passes_unchanged(reply: Reply) -> None:
 def test_grpc_keeps_its_status_and_its_message(status: int) -> None:
     mapper = mapper_of(Reply(status, path="/x.Y/Z", headers={"content-type": "application/grpc+proto"}))
     assert mapper is None or not {"body_format_override", "status_code"} & set(mapper)
+
+
+@pytest.mark.parametrize("seconds", [1, 200])
+@pytest.mark.parametrize(
+    ("details", "flags"),
+    [
+        ("no_healthy_upstream", "UH"),
+        ("upstream_reset_before_response_started{connection_termination}", "UC"),
+        ("ext_authz_error", "UAEX"),
+    ],
+)
+def test_grpc_clients_hear_of_what_is_away_as_services_would_say_it(details: str, flags: str, seconds: int) -> None:
+    reply = Reply(503, details, flags, "/x.Y/Z", {"content-type": "application/grpc+proto"})
+    mappers = local_replies(EdgeConfig(retry_after_seconds=seconds))["mappers"]
+    added = next(each for each in mappers if takes(each["filter"], reply))["headers_to_add"]
+    headers = {each["header"]["key"]: each["header"]["value"] for each in added}
+    status = status_pb2.Status.FromString(base64.b64decode(headers["grpc-status-details-bin"], validate=True))
+    told = WeirError.from_status(status)
+    assert (told.reason, told.retry_after) == (Reason.DEPENDENCY_UNAVAILABLE, seconds)
+    assert told.message
+    assert status.code == grpc_code(told.reason).value[0]
+    assert status == WeirError(told.reason, told.message, retry_after=seconds).to_status()
+    assert (headers["x-weir-reason"], headers["retry-after"]) == (told.reason.name, str(seconds))
