@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from statistics import median
 
 from services.predictor.port import LoadError
 
@@ -15,6 +14,10 @@ INLINE_BATCH_SECONDS = 0.001
 """For what is expected to run longer, the event loop is not kept."""
 STALL_SECONDS = 0.02
 """For which loading a version may hold the interpreter's lock; longer ones are not loaded beside the event loop."""
+
+_LEAST = 1e-6
+_LATELY = 16
+"""Batches that count as lately."""
 
 
 class Lane(Enum):
@@ -52,6 +55,34 @@ def choose(*, wanted: Lane | None, native: bool, samples: Sequence[tuple[int, fl
         return wanted
     if not native or stall > STALL_SECONDS:
         return Lane.PROCESS
-    least = min(rows for rows, _ in samples)
-    seconds = median(seconds for rows, seconds in samples if rows == least)  # others may have kept the machine busy
+    _, seconds = undisturbed(samples)[0]
     return Lane.INLINE if seconds <= INLINE_SECONDS else Lane.THREAD
+
+
+def undisturbed(samples: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The quickest run of each number of rows, fewest first: others may have kept the machine busy in all but one."""
+    best: dict[int, float] = {}
+    for rows, seconds in samples:
+        best[rows] = min(seconds, best.get(rows, seconds))
+    return sorted(best.items())
+
+
+class OwnCost:
+    """Seconds of the processor that batches of a version take, whatever else the machine does meanwhile: a line through
+    undisturbed runs, times what batches took lately in proportion to it."""
+
+    def __init__(self, samples: Sequence[tuple[int, float]]) -> None:
+        """:param samples: (rows, seconds) of warm runs; at least one."""
+        best = undisturbed(samples)
+        (least, first), (most, last) = best[0], best[-1]
+        self._beta = max(0.0, last - first) / (most - least) if most > least else 0.0
+        self._alpha = max(first - self._beta * least, _LEAST)
+        self._lately = 1.0
+
+    def of(self, rows: int) -> float:
+        """Expected of a batch."""
+        return self._lately * (self._alpha + self._beta * rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A batch took so much."""
+        self._lately += (seconds / (self._alpha + self._beta * rows) - self._lately) / _LATELY
