@@ -186,7 +186,8 @@ class Executors:
             await process.close()
             prepared, memory = await self._prepared(files, spec)
             samples = prepared.samples
-            executor = ThreadExecutor(prepared.model, self._clock, inline=lane is Lane.INLINE)
+            own = lanes.OwnCost(samples) if lane is Lane.INLINE else None
+            executor = ThreadExecutor(prepared.model, self._clock, own=own)
         cost = CostModel.fitted(samples)
         limits = Limits(1, max(signature.max_rows, 1), given.queue_rows, given.way_back, given.longest_wait)
         line = {"alpha": cost.alpha, "beta": cost.beta}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
 from libs.clock import Clock
-from services.predictor.executors.lanes import INLINE_BATCH_SECONDS
+from services.predictor.executors.lanes import INLINE_SECONDS, OwnCost
 from services.predictor.executors.work import Done, Work, execute
 from services.predictor.port import Model
 
@@ -40,7 +41,11 @@ class Executor(Protocol):
 
 
 class ThreadExecutor:
-    """A model in a thread; with `inline`, what is short runs on the event loop instead.
+    """A model in a thread; with `own`, what is short runs on the event loop instead.
+
+    What is short is judged by the processor's time that batches took, not by the clock: on a busy machine, and behind
+    the interpreter's lock, a batch in the thread waits longer than it runs, and one that is thought to be long for that
+    would be sent there again.
 
     The thread starts with the first batch for it. The model is used by one of the two at a time, because an executor
     runs one batch at a time.
@@ -49,17 +54,28 @@ class ThreadExecutor:
     pid = 0
     revival_seconds = 0.0
 
-    def __init__(self, model: Model, clock: Clock, *, inline: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        clock: Clock,
+        *,
+        own: OwnCost | None,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """:param own: seconds of the processor that batches take; None: all run in the thread.
+        :param cpu: seconds of it that the calling thread has had.
+        """
         self._model = model
         self._clock = clock
-        self._inline = inline
+        self._own = own
+        self._cpu = cpu
         self._loop = asyncio.get_running_loop()
         self._work: SimpleQueue[tuple[Work, Ended] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, work: Work, expected: float, ended: Ended) -> None:
         """See `Executor`."""
-        if self._inline and expected <= INLINE_BATCH_SECONDS:
+        if self._own is not None and self._own.of(sum(work.rows)) <= INLINE_SECONDS:
             ended(self._run(work))
             return
         if self._thread is None:
@@ -86,7 +102,11 @@ class ThreadExecutor:
             del given, work, ended, result  # tensors are not kept until the next batch
 
     def _run(self, work: Work) -> Done | Exception:
+        began = self._cpu()
         try:
-            return execute(self._model, work, self._clock)
+            done = execute(self._model, work, self._clock)
         except Exception as error:  # whatever a library raises is the batch's end, not the executor's
             return error
+        if self._own is not None:
+            self._own.observe(sum(work.rows), self._cpu() - began)
+        return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from weir.registry.v1 import registry_pb2
 
 from libs.batching import Late
 from services.predictor.executors import Crashed, Executors, Ran, Settings
+from services.predictor.executors.lanes import OwnCost
+from services.predictor.executors.threads import ThreadExecutor
+from services.predictor.executors.work import Done, Work
 from services.predictor.files import Files
-from services.predictor.port import LoadError, ModelError
+from services.predictor.port import LoadError, ModelError, Signature, Tensor, Tensors
 from tests.support.executing import CLOCK, INLINE, THREAD, call, go_on, load, make, runs, waiting
 from tests.support.predictor_models import RAISE, REFUSE, WAIT, prepare
 
@@ -212,3 +216,51 @@ async def test_who_loses_its_place_in_a_full_queue_is_told_at_once(narrow: Execu
     assert late.value.retry_after
     await asyncio.gather(running, kept, other)
     assert sorted(value for run in runs(folder) for value in run) == [WAIT, 1, 2, 5]
+
+
+class Quick:
+    """A model that takes no time."""
+
+    signature = Signature((Tensor("x", "FP32", (-1,)),), (Tensor("y", "FP32", (-1,)),), 8)
+    native = True
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def run(self, inputs: Tensors, outputs: frozenset[str] | None = None) -> dict[str, np.ndarray]:
+        self.threads.append(threading.get_ident())
+        return {"y": inputs["x"]}
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_batch_leaves_the_event_loop_for_what_it_takes_and_not_for_how_long_it_waits() -> None:
+    model, taken = Quick(), 0.0001
+    used = 0.0
+
+    def cpu() -> float:
+        nonlocal used
+        used += taken
+        return used
+
+    own = OwnCost([(1, 0.0001)])
+    executor = ThreadExecutor(model, CLOCK, own=own, cpu=cpu)
+    work = Work([{"x": np.ones(1, np.float32)}], [1], None)
+
+    async def run(expected: float) -> bool:
+        """Whether it ran on the event loop."""
+        ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        executor.start(work, expected, ended.set_result)
+        assert isinstance(await ended, Done)
+        return model.threads[-1] == threading.get_ident()
+
+    assert [await run(10.0) for _ in range(3)] == [True] * 3, "by the clock it took seconds"
+    taken = 0.01
+    async with asyncio.timeout(60):
+        while await run(0.0001):
+            pass
+        taken = 0.0001
+        while not await run(0.0001):
+            pass
+    await executor.close()
