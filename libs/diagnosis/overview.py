@@ -133,7 +133,7 @@ def quantile(window: Window, processes: Iterable[Process], name: str, q: float) 
     counts = Counter[float]()
     for process in processes:
         for bound in window.values(process, f"{name}_bucket", "le"):
-            counts[float(bound)] += window.gained(process, f"{name}_bucket", le=bound)
+            counts[float(bound)] += window.gained(process, f"{name}_bucket", le=bound)  # type: ignore[assignment]
     ordered = sorted(counts.items())
     if not ordered or ordered[-1][1] <= 0:
         return math.nan
