@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -130,10 +130,10 @@ def overview(window: Window) -> Overview:
 def quantile(window: Window, processes: Iterable[Process], name: str, q: float) -> float:
     """Of a histogram, over these processes, of what was observed in between: the upper bound of the bucket that holds
     it; nan where nothing was."""
-    counts = Counter[float]()
+    counts = defaultdict[float, float](float)
     for process in processes:
         for bound in window.values(process, f"{name}_bucket", "le"):
-            counts[float(bound)] += window.gained(process, f"{name}_bucket", le=bound)  # type: ignore[assignment]
+            counts[float(bound)] += window.gained(process, f"{name}_bucket", le=bound)
     ordered = sorted(counts.items())
     if not ordered or ordered[-1][1] <= 0:
         return math.nan
