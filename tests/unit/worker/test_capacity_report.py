@@ -66,6 +66,7 @@ class Loaded:
 
     class info:  # noqa: N801 - stands for the property
         total_blocks = 100
+        max_running = 8
         load_seconds: ClassVar = {"m@1": {"verify": 0.25, "read": 1.5}}
         weight_cache_files: ClassVar = {"hit": 3, "miss": 1}
 
@@ -91,6 +92,7 @@ def test_gauges_are_read_from_the_engine() -> None:
         metrics.SWAPPED: 1,
         metrics.KV_USAGE: 0.1,
         metrics.KV_FREE: 90,
+        metrics.BATCH_USAGE: 0.375,
         metrics.KV_CACHED: 10,
         metrics.KV_SPILLED: 6,
         metrics.KV_FRAGMENTATION: 0.375,
