@@ -36,13 +36,15 @@ class Drill:
 DRILLS = (
     Drill("a tenant spends its budget", faults.spent_budget, ("WeirBudgetReached",)),
     Drill("a version cannot be loaded", faults.broken_version, ("WeirModelNotLoaded",)),
-    Drill("two processes claim one address", faults.registered(*faults.TWICE), ("WeirSnapshotRefused",)),
+    Drill(
+        "the control plane is told of a port that is none", faults.edge_port(faults.NO_NUMBER), ("WeirSnapshotRefused",)
+    ),
     Drill("a canary fails", faults.failing_canary, ("WeirRolledBack",)),
     Drill("rollouts are frozen under way", faults.frozen_rollout, ("WeirRolloutHeld",)),
     Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
     Drill("the limiter is down", faults.down("ratelimit", requests=True), ("WeirDecidedAlone",)),
     Drill("the rollout controller is down", faults.down("rollout"), ("WeirNoLeader",)),
-    Drill("Prometheus and a process are cut off", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
+    Drill("a process cannot be reached by Prometheus", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
     Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
     Drill("and a fiftieth", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
     Drill("the gateway is down", faults.down("gateway", requests=True), ("WeirEdgeLosing", "WeirServiceGone")),
@@ -63,7 +65,7 @@ DRILLS = (
         "and the gateway's disk is full", faults.without_audit(until_lost=True), ("WeirAuditLosing",), faults.can_part
     ),
     Drill("the audit log is changed", faults.changed_log, ("WeirAuditDamaged",)),
-    Drill("Envoy is told of a port that is none", faults.impossible_port, ("WeirXdsRejected",)),
+    Drill("Envoy is told of a port that is none", faults.edge_port(faults.TOO_HIGH), ("WeirXdsRejected",)),
     Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
     Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
     Drill("a member of etcd is down", faults.down("etcd-2"), ("WeirEtcdMemberDown",)),
