@@ -113,7 +113,7 @@ def main() -> int:
     told = figures(
         results, None if false is None else [name for name, n in false.items() for _ in range(n)], options.factor
     )
-    possible = {name for drill in chosen(alerts) if not drill.cannot() for name in drill.alerts}
+    possible = {name for each in chosen(alerts) for drill in each if not drill.cannot() for name in drill.alerts}
     found = wrong(results, told, possible)
     if results:
         say(_table(results))

@@ -12,7 +12,7 @@ from loadtest.alerts.faults import Fault
 from loadtest.alerts.site import Site
 from loadtest.alerts.watch import Watch
 
-FIRES, ENDS = 150.0, 240.0
+FIRES, ENDS = 90.0, 240.0
 """Seconds within which an alert must fire, and end."""
 Say = Callable[[str], None]
 
@@ -33,43 +33,62 @@ class Drill:
     """Why it cannot be done on this machine; empty where it can."""
 
 
-DRILLS = (
-    Drill("a tenant spends its budget", faults.spent_budget, ("WeirBudgetReached",)),
-    Drill("a version cannot be loaded", faults.broken_version, ("WeirModelNotLoaded",)),
-    Drill("two processes claim one address", faults.registered(*faults.TWICE), ("WeirSnapshotRefused",)),
-    Drill("a canary fails", faults.failing_canary, ("WeirRolledBack",)),
-    Drill("rollouts are frozen under way", faults.frozen_rollout, ("WeirRolloutHeld",)),
-    Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
-    Drill("the limiter is down", faults.down("ratelimit", requests=True), ("WeirDecidedAlone",)),
-    Drill("the rollout controller is down", faults.down("rollout"), ("WeirNoLeader",)),
-    Drill("Prometheus and a process are cut off", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
-    Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
-    Drill("and a fiftieth", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
-    Drill("the gateway is down", faults.down("gateway", requests=True), ("WeirEdgeLosing", "WeirServiceGone")),
-    Drill("most answers of a version fail", faults.failing_version, ("WeirBreakerOpen", "WeirSloBurn")),
-    Drill(
-        "sixty callers of long answers",
-        faults.flood,
-        ("WeirQueueOld", "WeirKvCacheFull", "WeirPreemptionStorm", "WeirEdgeShedding"),
+ROUNDS: tuple[tuple[Drill, ...], ...] = (
+    (
+        Drill("a tenant spends its budget", faults.spent_budget, ("WeirBudgetReached",)),
+        Drill("a version cannot be loaded", faults.broken_version, ("WeirModelNotLoaded",)),
+        Drill("a process cannot be reached by Prometheus", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
+        Drill("rollouts are frozen under way", faults.frozen_rollout, ("WeirRolloutHeld",)),
+        Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
     ),
-    Drill(
-        "the audit service's disk is full",
-        faults.full_disk,
-        ("WeirDiskFilling", "WeirDiskFull", "WeirAuditNotWritable"),
-        faults.can_part,
+    (
+        Drill(
+            "sixty callers of long answers",
+            faults.flood,
+            ("WeirQueueOld", "WeirKvCacheFull", "WeirPreemptionStorm", "WeirEdgeShedding"),
+        ),
+        Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
+        Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
     ),
-    Drill("the audit service is down", faults.without_audit(until_lost=False), ("WeirAuditBehind",)),
-    Drill(
-        "and the gateway's disk is full", faults.without_audit(until_lost=True), ("WeirAuditLosing",), faults.can_part
+    (
+        Drill(
+            "the audit service's disk is full",
+            faults.full_disk,
+            ("WeirDiskFilling", "WeirDiskFull", "WeirAuditNotWritable"),
+            faults.can_part,
+        ),
+        Drill("a canary fails", faults.failing_canary, ("WeirRolledBack",)),
     ),
-    Drill("the audit log is changed", faults.changed_log, ("WeirAuditDamaged",)),
-    Drill("Envoy is told of a port that is none", faults.impossible_port, ("WeirXdsRejected",)),
-    Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
-    Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
-    Drill("a member of etcd is down", faults.down("etcd-2"), ("WeirEtcdMemberDown",)),
-    Drill("two of three members are down", faults.down("etcd-2", "etcd-3"), ("WeirEtcdLost",)),
+    (
+        Drill("most answers of a version fail", faults.failing_version, ("WeirBreakerOpen", "WeirSloBurn")),
+        Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
+    ),
+    (
+        Drill("the gateway is down", faults.down("gateway", requests=True), ("WeirEdgeLosing", "WeirServiceGone")),
+        Drill("the rollout controller is down", faults.down("rollout"), ("WeirNoLeader",)),
+    ),
+    (Drill("the control plane is told of no port", faults.edge_port(faults.NO_NUMBER), ("WeirSnapshotRefused",)),),
+    (Drill("Envoy is told of a port that is none", faults.edge_port(faults.TOO_HIGH), ("WeirXdsRejected",)),),
+    (Drill("the limiter is down", faults.down("ratelimit", requests=True), ("WeirDecidedAlone",)),),
+    (
+        Drill("certificates have a fiftieth of their life", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
+        Drill("a member of etcd is down", faults.down("etcd-2"), ("WeirEtcdMemberDown",)),
+    ),
+    (Drill("the audit service is down", faults.without_audit(until_lost=False), ("WeirAuditBehind",)),),
+    (
+        Drill(
+            "and the gateway's disk is full",
+            faults.without_audit(until_lost=True),
+            ("WeirAuditLosing",),
+            faults.can_part,
+        ),
+    ),
+    (Drill("the audit log is changed", faults.changed_log, ("WeirAuditDamaged",)),),
+    (Drill("two of three members of etcd are down", faults.down("etcd-2", "etcd-3"), ("WeirEtcdLost",)),),
 )
-"""In this order: those after which a mesh has much to mend come last."""
+"""Those of a round go on at once, as they do not disturb one another; those after which a mesh has most to mend come
+last."""
+DRILLS = tuple(drill for each in ROUNDS for drill in each)
 NOT_DRILLED: Mapping[str, str] = {}
 """Alerts that no real fault here provokes, with the reason."""
 QUICK = ("WeirClockSkew", "WeirNoLeader", "WeirSnapshotRefused")
@@ -96,29 +115,33 @@ class Result:
         return None if self.fired is None else self.fired - self.window
 
 
-def chosen(alerts: Collection[str]) -> list[Drill]:
-    """The drills of these alerts; all when none are named."""
-    return [drill for drill in DRILLS if not alerts or set(alerts) & set(drill.alerts)]
+def chosen(alerts: Collection[str]) -> list[list[Drill]]:
+    """The drills of these alerts, by rounds; all when none are named."""
+    rounds = [[drill for drill in each if not alerts or set(alerts) & set(drill.alerts)] for each in ROUNDS]
+    return [each for each in rounds if each]
 
 
 async def play(
-    site: Site, watch: Watch, drills: Sequence[Drill], windows: Mapping[str, float], say: Say
+    site: Site, watch: Watch, rounds: Sequence[Sequence[Drill]], windows: Mapping[str, float], say: Say
 ) -> list[Result]:
-    """One after the other; that an alert ends is waited for while the next ones go on."""
+    """One round after the other; that an alert ends is waited for while the next ones go on."""
     results: list[Result] = []
+
+    async def one(drill: Drill) -> None:
+        if reason := drill.cannot():
+            results.extend(Result(name, None, None, windows[name], reason) for name in drill.alerts)
+            return
+        for result in await _provoked(site, watch, drill, windows):
+            if result.fired is None:
+                say(f"  ! {result.alert}: {result.why}")
+                results.append(result)
+            else:
+                say(f"  {result.alert} fired {result.fired:.1f} s after: {drill.what}")
+                ends.create_task(_ended(watch, result, time.monotonic(), results, say))
+
     async with asyncio.TaskGroup() as ends:
-        for drill in drills:
-            if reason := drill.cannot():
-                results += [Result(name, None, None, windows[name], reason) for name in drill.alerts]
-                continue
-            for result in await _provoked(site, watch, drill, windows):
-                mended = time.monotonic()
-                if result.fired is None:
-                    say(f"  ! {result.alert}: {result.why}")
-                    results.append(result)
-                else:
-                    say(f"  {result.alert} fired {result.fired:.1f} s after: {drill.what}")
-                    ends.create_task(_ended(watch, result, mended, results, say))
+        for each in rounds:
+            await asyncio.gather(*map(one, each))
     return results
 
 

@@ -17,15 +17,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
-from weir.registry.v1 import registry_pb2 as pb
-
 from libs.auditlog.layout import segments
-from libs.clock.stamps import timestamp
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
-from libs.registry.keys import key_of
 from libs.registry.ports import Put
-from libs.resources.codec import encode
 from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
 from loadtest.soak import network
 from loadtest.soak.inject import filled
@@ -82,21 +77,9 @@ def flapping(process: str) -> Fault:
 
 @asynccontextmanager
 async def unheard(site: Site) -> AsyncIterator[float]:
-    """Nothing passes between Prometheus and a process."""
-    with network.parted(site.pid("prometheus"), site.pid("safety")) as parting:
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.is_set():
-                parting.look()
-                over.wait(network.LOOK_SECONDS)
-
-        looking = asyncio.create_task(asyncio.to_thread(look))
-        try:
-            yield time.monotonic()
-        finally:
-            over.set()
-            await looking
+    """Nothing reaches the metrics page of a process, which is well otherwise."""
+    with network.closed(int(site.address("safety", "metrics").rpartition(":")[2])):
+        yield time.monotonic()
 
 
 @asynccontextmanager
@@ -218,46 +201,29 @@ def old_certificates(days_left: float) -> Fault:
     return fault
 
 
-def registered(*endpoints: pb.Endpoint) -> Fault:
-    """Somebody writes into etcd, past the registry, which would refuse it, that these processes are there."""
+def edge_port(port: int) -> Fault:
+    """The control plane is started with a port for the edge that there is not."""
 
     @asynccontextmanager
     async def fault(site: Site) -> AsyncIterator[float]:
-        puts = []
-        for each in endpoints:
-            each.started_at.CopyFrom(timestamp(time.time()))
-            puts.append(Put(key_of(each), encode(each)))
-        await site.store.txn(puts=puts)
+        path = site.mesh.state / "config" / "controlplane.json"
+        before = path.read_text()
+        settings = json.loads(before)
+        settings["edge"]["http_port"] = port
+        path.write_text(json.dumps(settings))
         try:
+            await asyncio.to_thread(site.injector.restart, "controlplane")
             yield time.monotonic()
         finally:
-            await site.store.txn(deletes=[put.key for put in puts])
+            path.write_text(before)
+            await asyncio.to_thread(site.injector.restart, "controlplane")
+            await asyncio.to_thread(site.injector.wait_ready)
 
     return fault
 
 
-TWICE = tuple(
-    pb.Endpoint(service="safety", instance=f"drill-{number}", address="127.0.0.1:9", zone="zone-a")
-    for number in range(2)
-)
-"""Two processes that claim one address: the control plane refuses that."""
-
-
-@asynccontextmanager
-async def impossible_port(site: Site) -> AsyncIterator[float]:
-    """The control plane is started with a port for the edge that there is not; Envoy refuses that listener."""
-    path = site.mesh.state / "config" / "controlplane.json"
-    before = path.read_text()
-    settings = json.loads(before)
-    settings["edge"]["http_port"] = 70_000
-    path.write_text(json.dumps(settings))
-    try:
-        await asyncio.to_thread(site.injector.restart, "controlplane")
-        yield time.monotonic()
-    finally:
-        path.write_text(before)
-        await asyncio.to_thread(site.injector.restart, "controlplane")
-        await asyncio.to_thread(site.injector.wait_ready)
+NO_NUMBER, TOO_HIGH = -1, 70_000
+"""What is no port at all, which the control plane finds itself, and what only Envoy finds."""
 
 
 @asynccontextmanager

@@ -73,6 +73,17 @@ def parted(one: int, other: int) -> Iterator[Parting]:
         parting.heal()
 
 
+@contextmanager
+def closed(port: int) -> Iterator[None]:
+    """While the block runs nothing reaches a port: what is sent to it vanishes, of whatever connection."""
+    what = ("pref", "10", "ipproto", "tcp", "dport", str(port), "blackhole")
+    _run("rule", "add", *what)
+    try:
+        yield
+    finally:
+        _run("rule", "del", *what)
+
+
 class Parting:
     """The rules of one partition."""
 

@@ -66,6 +66,6 @@ async def build(settings: Settings, *, clock: Clock | None = None) -> Collector:
         max_value_chars=settings.max_value_chars,
         clock=clock or SystemClock(),
         sampler=sampler,
-        **({"forward": forwarder.put} if forwarder else {}),
+        forward=forwarder.put if forwarder else None,
     )
     return Collector(servicer, forwarder)

@@ -24,7 +24,7 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
         max_value_chars: int,
         clock: Clock,
         sampler: TailSampler | None = None,
-        forward: Callable[[list[Span]], None] = lambda spans: None,
+        forward: Callable[[list[Span]], None] | None = None,
     ) -> None:
         """Without `sampler` every span is kept. `forward` is given what is kept, and must not wait."""
         self._forward = forward
@@ -69,7 +69,8 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
             if fate is not Fate.KEPT:
                 metrics.SPANS.labels(fate.value).inc(len(spans))
                 continue
-            self._forward(spans)
+            if self._forward is not None:
+                self._forward(spans)
             kept, dropped = self._store.add(spans)
             rejected += dropped
             metrics.KEPT.inc(kept)

@@ -86,8 +86,11 @@ def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _answering(mesh: Mesh) -> dict[str, str]:
     """Addresses where certificates are shown to operators, by common name: not etcd's, which turns them away. It reads
-    its own at each handshake."""
-    found = {name: address for name, service, address in mesh.processes if service not in ("envoy", "etcd")}
+    its own at each handshake. Prometheus and Alertmanager have none."""
+    from services.cli.mesh.monitoring import SERVICES as MONITORING
+
+    silent = {"envoy", "etcd", *MONITORING}
+    found = {name: address for name, service, address in mesh.processes if service not in silent}
     return {**found, "edge": mesh.edge_url.removeprefix("https://")}
 
 
