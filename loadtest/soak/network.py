@@ -124,13 +124,12 @@ def slowed(pid: int, delay: float) -> Iterator[None]:
     """
     rules = [(way, str(port)) for port in _listening(pid) for way in ("sport", "dport")]
     with ExitStack() as stack:
-        device = stack.enter_context(closing(_Detour(delay)))
+        stack.enter_context(closing(_Detour(delay)))
         for way, port in rules:
             # Only what a process has sent: what comes back out of the detour goes where it was to go.
             words = ("pref", "20", "iif", "lo", "ipproto", "tcp", way, port, "lookup", _TABLE)
             _run("rule", "add", *words)
-            stack.callback(_run, "rule", "del", *words)
-        stack.callback(device.empty)  # after the rules: what is under way comes in its order
+            stack.callback(_run, "rule", "del", *words)  # before the device goes, which waits for what is under way
         yield
 
 
@@ -150,14 +149,10 @@ class _Detour:
         self._thread = threading.Thread(target=self._pump, name="detour", daemon=True)
         self._thread.start()
 
-    def empty(self) -> None:
-        """Waits until what is under way has come."""
+    def close(self) -> None:
+        """The device goes when what is under way has come; nothing may be sent its way any more."""
         self._over.set()
         self._thread.join()
-
-    def close(self) -> None:
-        """The device goes."""
-        self.empty()
         os.close(self._file)
 
     def _pump(self) -> None:
