@@ -24,6 +24,7 @@ from libs.auditlog.security import to_timestamp
 from libs.callers import Identifier
 from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
+from libs.cursor import KeyringFile
 from libs.errors import WeirError, from_rpc_error
 from libs.idempotency import KeptAnswers
 from libs.journal import Journal
@@ -155,7 +156,8 @@ class Gateway:
             )
         )
         self._cursors = Cursors(settings.cursor_keys, life=settings.cursor_life, clock=clock)
-        self._kept = self._keeping() if settings.idempotency_kept else None
+        self._sealing = KeyringFile(settings.idempotency_keys)
+        self._kept = self._keeping() if settings.idempotency_keys else None
         self._idempotency = Idempotency(self._pipeline, self._cursors, self._kept)
         self._mirrors = Mirrors(
             self._pipeline,
@@ -234,6 +236,8 @@ class Gateway:
                 self._pipeline.sweep()
                 self._cursors.sweep()
                 self._idempotency.sweep()
+                with contextlib.suppress(OSError, ValueError):  # what was read before stays in force
+                    self._sealing.refresh()
                 self._safety.sweep()
                 self._texts.sweep()
 
@@ -242,7 +246,7 @@ class Gateway:
         return KeptAnswers(
             answers_pb2_grpc.AnswersServiceStub(self._books),
             holder=settings.instance,
-            keys=lambda: self._cursors.keys,
+            keys=lambda: self._sealing.keys,
             life=settings.idempotency_life,
             timeout=settings.decide_timeout,
             clock=self._clock,

@@ -101,8 +101,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that an answer under an idempotency key is kept for, while there is room; 0: keys are ignored."""
     idempotency_chars: int = 32 * 2**20
     """Characters that the answers under idempotency keys may take together in memory; the oldest go first."""
-    idempotency_kept: bool = False
-    """They are kept by the store of records too, sealed with `cursor_keys`, where another gateway finds them after this
-    one died. While that is away, requests with keys are refused (503). Without it one gateway alone knows a key."""
+    idempotency_keys: str = ""
+    """Path of the keys that seal such answers for the store of records, where another gateway finds them after this one
+    died; as `cursor_keys`. While that store is away, requests with keys are refused (503). Empty: one gateway alone
+    knows a key."""
     lease_seconds: float = 20.0
     """A quota lease that this gateway does not prolong, four times within, ends by itself after this long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from libs.clock import Clock
-from libs.cursor import Cursor, Keyring, KeyringFile, Origin, Position, Trail, read_cursor
+from libs.cursor import Cursor, KeyringFile, Origin, Position, Trail, read_cursor
 from libs.telemetry import get_logger
 from services.gateway import metrics
 from services.gateway.policy.events import End
@@ -33,11 +33,6 @@ class Cursors:
         self._clock = clock
         self._refreshed = clock.monotonic()
         self.resumptions = Resumptions(most=FREE, answers=_ANSWERS)
-
-    @property
-    def keys(self) -> Keyring:
-        """What all gateways share."""
-        return self._file.keys
 
     @property
     def on(self) -> bool:

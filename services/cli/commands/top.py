@@ -32,7 +32,7 @@ def top(
     once: Annotated[bool, Option("--once", help="Look once and end, as in a pipe.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show rates, latencies, refusals, queues, workers, rollouts, budgets, tenants and what happens, until Ctrl-C.
+    """Show rates, latencies, refusals, workers, rollouts, budgets and what happens, until Ctrl-C.
 
     In a pipe, with --once or --json it looks once.
     """

@@ -51,7 +51,7 @@ SHARED = (
 )
 """What every service imports, sooner or later, and nothing that has metrics of its own: a process shows those that it
 counts."""
-SECRETS = ("pepper", "cursors")
+SECRETS = ("pepper", "cursors", "answers")
 """Secrets that settings may name."""
 
 

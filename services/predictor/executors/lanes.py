@@ -68,7 +68,7 @@ def undisturbed(samples: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
 
 
 class OwnCost:
-    """Seconds that batches of a version take, whatever else the machine does meanwhile: a line through undisturbed runs,
+    """Seconds that batches of a version take, whatever else the machine does meanwhile: a line through calm runs,
     times what batches took of the processor lately in proportion to it. Less than the line it is never: what waits for
     other threads or a GPU takes none of it."""
 

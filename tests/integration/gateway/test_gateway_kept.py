@@ -34,7 +34,8 @@ class Gateways:
         self._model = folder / "model"
         self._model.mkdir()
         write_byte_tokenizer(self._model)
-        (folder / "cursors").write_text(f"{new_key().hex()}\n")
+        for name in ("cursors", "answers"):
+            (folder / name).write_text(f"{new_key().hex()}\n")
         self._store = store
 
     def another(self, name: str, **more: Any) -> contextlib.AbstractAsyncContextManager[Rig]:
@@ -44,7 +45,8 @@ class Gateways:
             store_of_records=self._store.port,
             instance=name,
             cursor_keys=str(self._folder / "cursors"),
-            **{"idempotency_kept": True, **more},
+            idempotency_keys=str(self._folder / "answers"),
+            **more,
         )
 
 

@@ -28,7 +28,7 @@ REACH = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = {f"weir-{name}": {name: secrets.token_hex(32).encode() + b"\n"} for name in ("pepper", "cursors")}
+    made = {f"weir-{name}": {name: secrets.token_hex(32).encode() + b"\n"} for name in ("pepper", "cursors", "answers")}
     folder = tmp_path_factory.mktemp("cluster")
     running = Cluster(documents("ci"), folder, made, "weir/control:dev")
     try:

@@ -86,11 +86,15 @@ async def test_what_a_reader_took_is_told_until_the_end_and_not_of_whoever_has_t
     assert told == [1, 2]
 
 
+async def nothing(end: object) -> None:
+    """Is to be done before an answer's end is told."""
+
+
 async def test_of_what_is_written_down_only_what_somebody_has_got_is_told() -> None:
     buffer, told = _buffer(_readers()), list[int]()
     buffer.on_taken, buffer.accepted = told.append, None  # type: ignore[assignment]
     recording = Recording()
-    recorded = asyncio.create_task(recording.record(buffer, lambda size: None))
+    recorded = asyncio.create_task(recording.record(buffer, lambda size: None, nothing))
     await recording.opened
     said = defaultdict[int, str](str)
     reader = Joined(recording, request_id="r", replayed=False, at=(), clock=ManualClock(), readers=_readers())

@@ -68,9 +68,10 @@ def test_every_process_has_one_key_and_envoy_the_edges_too() -> None:
 
 def test_secrets_go_to_those_who_name_them() -> None:
     holders = {name for name, each in mesh()["processes"].items() if each["secrets"]}
-    assert holders == {"registry", "edge-auth", "gateway"}
+    assert holders == {"registry", "edge-auth", "gateway", "predictor-a", "predictor-b"}
     assert mesh()["processes"]["registry"]["secrets"] == {"pepper": "/etc/weir/secrets/pepper"}
-    assert mesh()["processes"]["gateway"]["secrets"] == {"cursors": "/etc/weir/secrets/cursors"}
+    assert mesh()["processes"]["gateway"]["secrets"].keys() == {"cursors", "answers"}
+    assert mesh()["processes"]["predictor-a"]["secrets"] == {"answers": "/etc/weir/secrets/answers"}
 
 
 def test_the_edge_speaks_plainly_only_when_asked_to() -> None:
