@@ -21,6 +21,7 @@ from libs.auditlog.layout import segments
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
+from libs.supervisor.leash import leashed
 from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
 from loadtest.soak import network
 from loadtest.soak.inject import filled
@@ -87,7 +88,7 @@ async def slow_disk(site: Site) -> AsyncIterator[float]:
     """Each sync of a member of etcd takes most of a second longer: strace delays the system call's return."""
     inject = f"inject=fdatasync,fsync:delay_exit={_FSYNC_MICROSECONDS}"
     tracing = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync", "-e", inject)
-    tracer = await asyncio.create_subprocess_exec(*tracing, "-p", str(site.pid("etcd-2")))
+    tracer = await asyncio.create_subprocess_exec(*leashed(*tracing, "-p", str(site.pid("etcd-2"))))
 
     async def write() -> None:
         while True:

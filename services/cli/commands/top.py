@@ -32,7 +32,7 @@ def top(
     once: Annotated[bool, Option("--once", help="Look once and end, as in a pipe.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show rates, latencies, refusals, workers, rollouts, budgets and what happens, until Ctrl-C.
+    """Show rates, latencies, refusals, workers, rollouts, budgets, what happens, until Ctrl-C.
 
     In a pipe, with --once or --json it looks once.
     """
@@ -109,7 +109,7 @@ def _parts(found: Overview, happened: Sequence[str] | deque[str]) -> Iterator[li
         for each in found.planes
     ]
     silent = f"; silent: {', '.join(found.silent)}" if found.silent else ""
-    yield [*table_lines(columns, planes, least=("P50",)), f"binds: {', '.join(found.binds) or 'nothing'}{silent}"]
+    yield [*_table(columns, planes, least=("P50",)), f"binds: {', '.join(found.binds) or 'nothing'}{silent}"]
     yield _table(("REASON", "PER S"), [(name, _rate(rate)) for name, rate in found.reasons[:6]])
     rows = [(each.pool, f"{each.waiting:.0f}", _time(each.wait), f"{each.refused:.0%}") for each in found.queues]
     yield _table(("POOL", "WAITING", "WAIT", "NO ROOM"), rows)

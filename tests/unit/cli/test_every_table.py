@@ -354,18 +354,21 @@ def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     slo.print_budgets([pb.ErrorBudget(route="generate", tier="quality", objectives=[one])])
 
 
-@case("top.frame", TENANT, WORKER, "REJECTED_QUEUE_FULL", "99 s", "1234.50")
+@case("top._table", TENANT, WORKER, "REJECTED_QUEUE_FULL", "99 s", "1234.50", "canary", "98%")
 def _(patch: pytest.MonkeyPatch, folder: Path) -> None:
     plane = overview.Plane("generate", 1234.5, 12.3, 98_765.4, 0.1234, 99.1)
-    who = overview.Tenant(TENANT, 1234.5, 12.3, 98_765.4, 1234.5)
+    who = overview.Tenant(TENANT, 1234.5, 12.3, 98_765.4, 1234.5, 12.3)
     busy = overview.Serving(Process(WORKER, "worker"), 0.987, 256, 128, 0.999, (MODEL, MODEL))
     idle = overview.Serving(Process("predictor-a", "predictor"), 0.0, 0, 0, math.nan, ())
     queue = overview.Queue("stone-search", 1234, 12.3, 0.123)
     binds = ("decode", "queue")
+    rollout = overview.Rollout("stone-search", "canary", (("baseline", MODEL, 0.9), ("canary", MODEL, 0.1)))
+    spent = overview.Spent(f"{TENANT} this month", 0.98)
     found = overview.Overview(
-        (plane,), (("REJECTED_QUEUE_FULL", 12.3),), (queue,), (busy, idle), (who,), (WORKER,), binds
+        *((plane,), (("REJECTED_QUEUE_FULL", 12.3),), (queue,), (busy, idle), (who,), (WORKER,), binds),
+        *((rollout,), (spent,)),
     )
-    output.write("\n".join(top.frame(found)))
+    output.write("\n".join(top.frame(found, ["11-28 03:44 something happened"])))
 
 
 @case("operators.list_", BY_TOKEN, "publisher, releaser")
