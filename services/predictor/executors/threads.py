@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from libs.clock import Clock
-from services.predictor.executors.lanes import INLINE_BATCH_SECONDS, OwnCost
+from services.predictor.executors.lanes import INLINE_SECONDS, OwnCost
 from services.predictor.executors.work import Done, Work, execute
 from services.predictor.port import Model
 
@@ -75,7 +75,7 @@ class ThreadExecutor:
 
     def start(self, work: Work, expected: float, ended: Ended) -> None:
         """See `Executor`."""
-        if self._own is not None and self._own.of(sum(work.rows)) <= INLINE_BATCH_SECONDS:
+        if self._own is not None and self._own.of(sum(work.rows)) <= INLINE_SECONDS:
             ended(self._run(work))
             return
         if self._thread is None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.predictor.executors.lanes import INLINE_BATCH_SECONDS, INLINE_SECONDS, Lane, OwnCost, choose, undisturbed
+from services.predictor.executors.lanes import INLINE_SECONDS, Lane, OwnCost, choose, undisturbed
 
 QUICK = [(1, 0.0001), (8, 0.00017), (64, 0.00073)]
 
@@ -33,8 +33,11 @@ def test_the_own_cost_is_a_line_through_the_runs_and_follows_what_batches_take()
     assert OwnCost([(1, 0.0001)]).of(64) == pytest.approx(0.0001)
     for _ in range(100):  # inputs that are longer than those of the warm-up
         cost.observe(1, 0.002)
-    assert cost.of(1) > INLINE_BATCH_SECONDS
+    assert cost.of(1) > INLINE_SECONDS
     for _ in range(200):
         cost.observe(8, 0.00017)
+    assert cost.of(8) == pytest.approx(0.00017, rel=0.01)
+    for _ in range(100):  # it waits for a GPU
+        cost.observe(8, 0.0)
     assert cost.of(8) == pytest.approx(0.00017, rel=0.01)
     assert OwnCost([(1, 0.0), (8, 0.0)]).of(8) <= INLINE_SECONDS
