@@ -68,9 +68,9 @@ def undisturbed(samples: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
 
 
 class OwnCost:
-    """Seconds that batches of a version take, whatever else the machine does meanwhile: a line through calm runs,
-    times what batches took of the processor lately in proportion to it. Less than the line it is never: what waits for
-    other threads or a GPU takes none of it."""
+    """Seconds that batches of a version take, whatever else the machine does meanwhile: a line through undisturbed
+    runs, times what batches took of the processor lately in proportion to it. Less than the line it is never: what
+    waits for other threads or a GPU takes none of it."""
 
     def __init__(self, samples: Sequence[tuple[int, float]]) -> None:
         """:param samples: (rows, seconds) of warm runs; at least one."""

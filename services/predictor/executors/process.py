@@ -60,7 +60,8 @@ class ModelProcess:
         """
         process = cls()
         try:
-            asked = Load(str(files.folder), files.listed, _bare(spec).SerializeToString(), pickle.dumps(prepare))
+            listed = None if files.listed is None else dict(files.listed)
+            asked = Load(str(files.folder), listed, _bare(spec).SerializeToString(), pickle.dumps(prepare))
             if len(encode(asked)) > PACKET:
                 raise LoadError(f"its declaration and the list of its files have more than {PACKET} bytes")
             said = await process._ask(asked)
