@@ -36,7 +36,7 @@ _REPEATS = 5
 _MODELS = frozenset(("model", "model_version", "gen_ai_response_model"))
 _VALUES = {"zone": 2, "alias": 20, "arm": 2, "tenant": 65, "worker": 8, "stage": 8, "outcome": 8}
 """How many values a label has: a version is asked for by one operation, and runs in two zones."""
-_ONE = frozenset(("gen_ai_operation_name", "state"))
+_ONE = frozenset(("gen_ai_operation_name", "state", "step"))
 _FEW = 3
 
 
