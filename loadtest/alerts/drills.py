@@ -39,17 +39,13 @@ ROUNDS: tuple[tuple[Drill, ...], ...] = (
         Drill("a version cannot be loaded", faults.broken_version, ("WeirModelNotLoaded",)),
         Drill("a process cannot be reached by Prometheus", faults.unheard, ("WeirScrapeFailing",), faults.can_part),
         Drill("rollouts are frozen under way", faults.frozen_rollout, ("WeirRolloutHeld",)),
-        Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
     ),
     (
-        Drill(
-            "sixty callers of long answers",
-            faults.flood,
-            ("WeirQueueOld", "WeirKvCacheFull", "WeirPreemptionStorm", "WeirEdgeShedding"),
-        ),
+        Drill("sixty callers of long answers", faults.flood(faults.LONG), ("WeirKvCacheFull", "WeirEdgeShedding")),
         Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
         Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
     ),
+    (Drill("sixty callers of shorter answers", faults.flood(faults.SHORT), ("WeirQueueOld", "WeirPreemptionStorm")),),
     (
         Drill(
             "the audit service's disk is full",
@@ -59,10 +55,7 @@ ROUNDS: tuple[tuple[Drill, ...], ...] = (
         ),
         Drill("a canary fails", faults.failing_canary, ("WeirRolledBack",)),
     ),
-    (
-        Drill("most answers of a version fail", faults.failing_version, ("WeirBreakerOpen", "WeirSloBurn")),
-        Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
-    ),
+    (Drill("most answers of a version fail", faults.failing_version, ("WeirBreakerOpen", "WeirSloBurn")),),
     (
         Drill("the gateway is down", faults.down("gateway", requests=True), ("WeirEdgeLosing", "WeirServiceGone")),
         Drill("the rollout controller is down", faults.down("rollout"), ("WeirNoLeader",)),
@@ -71,8 +64,12 @@ ROUNDS: tuple[tuple[Drill, ...], ...] = (
     (Drill("Envoy is told of a port that is none", faults.edge_port(faults.TOO_HIGH), ("WeirXdsRejected",)),),
     (Drill("the limiter is down", faults.down("ratelimit", requests=True), ("WeirDecidedAlone",)),),
     (
-        Drill("certificates have a fiftieth of their life", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
+        Drill("certificates have a tenth of their life", faults.old_certificates(9.0), ("WeirCertificateExpiring",)),
         Drill("a member of etcd is down", faults.down("etcd-2"), ("WeirEtcdMemberDown",)),
+    ),
+    (
+        Drill("certificates have a fiftieth of their life", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
+        Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
     ),
     (Drill("the audit service is down", faults.without_audit(until_lost=False), ("WeirAuditBehind",)),),
     (

@@ -187,7 +187,8 @@ _RECORDS = "weir_audit_writer_records_total"
 
 def old_certificates(days_left: float) -> Fault:
     """Everybody has certificates that were made so long ago that so many of their 90 days are left, by the mesh's own
-    CA. Ends as the runbook says: `weir certs rotate`."""
+    CA. Operators', which last a week, have ended: no command works meanwhile. Ends as the runbook says: `weir certs
+    rotate`."""
 
     @asynccontextmanager
     async def fault(site: Site) -> AsyncIterator[float]:
@@ -296,17 +297,26 @@ async def spent_budget(site: Site) -> AsyncIterator[float]:
         await site.weir("delete", "budgets", "drill", *_BECAUSE)
 
 
-@asynccontextmanager
-async def flood(site: Site) -> AsyncIterator[float]:
-    """Many more long answers are asked for than the workers can give, by callers whose objective lets them wait: of one
-    worker every KV block is held, the other preempts, the queue grows old, and the tenant is shed."""
-    await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
-    try:
-        began = time.monotonic()
-        async with site.load(PATIENT, 60, prompt=24, tokens=990, pause=0.2):
-            yield began
-    finally:
-        await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+def flood(tokens: int) -> Fault:
+    """Sixty callers ask for answers of so many tokens, many more than the workers can give, and their objective lets
+    them wait. Of long ones each holds every KV block of the worker that keeps what an answer may need, and most are
+    refused; of shorter ones more run on the other worker than fit to their end, and the rest wait."""
+
+    @asynccontextmanager
+    async def fault(site: Site) -> AsyncIterator[float]:
+        await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
+        try:
+            began = time.monotonic()
+            async with site.load(PATIENT, 60, prompt=24, tokens=tokens, pause=0.2):
+                yield began
+        finally:
+            await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+
+    return fault
+
+
+LONG, SHORT = 990, 150
+"""Tokens: all of a worker's blocks, and a sixth of them."""
 
 
 def can_trace() -> str:
