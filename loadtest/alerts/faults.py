@@ -17,11 +17,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
-from libs.auditlog.layout import segments
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
-from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
+from loadtest.alerts.site import HASTY, PATIENT, Site, total
 from loadtest.soak import network
 from loadtest.soak.inject import filled
 
@@ -125,35 +124,6 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
             yield began
 
 
-@asynccontextmanager
-async def changed_log(site: Site) -> AsyncIterator[float]:
-    """Somebody changes the audit log, and the service starts anew."""
-    await site.served(HASTY)
-    folder = site.mesh.state / "data" / "audit" / "log"
-    await until(lambda: any(path.stat().st_size > 1_000 for _, path in segments(folder)), what="a record in the log")
-    path = max((path for _, path in segments(folder)), key=lambda each: each.stat().st_size)
-    copy = path.with_name("copy-of-the-drill")
-    shutil.copyfile(path, copy)
-    at = path.stat().st_size // 2
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-    old = site.mesh.kill("audit")
-    try:
-        yield time.monotonic()
-    finally:
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(byte)
-        copy.unlink()
-        # It is as it was: the service must say so by itself once it starts anew.
-        await until(lambda: site.mesh.process("audit")["pid"] not in (None, old), what="another process")
-        site.mesh.kill("audit")
-        await asyncio.to_thread(site.injector.wait_ready)
-
-
 def without_audit(*, until_lost: bool) -> Fault:
     """The audit service is down and requests go on. Began when a thousand of their records waited; with `until_lost`,
     the gateway's disk is full as well, and it began when the first record was lost."""
@@ -202,29 +172,21 @@ def old_certificates(days_left: float) -> Fault:
     return fault
 
 
-def edge_port(port: int) -> Fault:
-    """The control plane is started with a port for the edge that there is not."""
-
-    @asynccontextmanager
-    async def fault(site: Site) -> AsyncIterator[float]:
-        path = site.mesh.state / "config" / "controlplane.json"
-        before = path.read_text()
-        settings = json.loads(before)
-        settings["edge"]["http_port"] = port
-        path.write_text(json.dumps(settings))
-        try:
-            await asyncio.to_thread(site.injector.restart, "controlplane")
-            yield time.monotonic()
-        finally:
-            path.write_text(before)
-            await asyncio.to_thread(site.injector.restart, "controlplane")
-            await asyncio.to_thread(site.injector.wait_ready)
-
-    return fault
-
-
-NO_NUMBER, TOO_HIGH = -1, 70_000
-"""What is no port at all, which the control plane finds itself, and what only Envoy finds."""
+@asynccontextmanager
+async def impossible_port(site: Site) -> AsyncIterator[float]:
+    """The control plane is started with a port for the edge that there is not; Envoy refuses that listener."""
+    path = site.mesh.state / "config" / "controlplane.json"
+    before = path.read_text()
+    settings = json.loads(before)
+    settings["edge"]["http_port"] = 70_000
+    path.write_text(json.dumps(settings))
+    try:
+        await asyncio.to_thread(site.injector.restart, "controlplane")
+        yield time.monotonic()
+    finally:
+        path.write_text(before)
+        await asyncio.to_thread(site.injector.restart, "controlplane")
+        await asyncio.to_thread(site.injector.wait_ready)
 
 
 @asynccontextmanager
@@ -261,7 +223,8 @@ async def failing_canary(site: Site) -> AsyncIterator[float]:
     await site.alias("drill-canary", good)
     await site.served("drill-canary")
     async with site.load("drill-canary", 8, tokens=9, pause=0.05):
-        await site.weir(*("rollout", "start", "drill-canary", bad, "--steps", "30", "--step-duration", "2m"), *_BECAUSE)
+        plan = ("--steps", "30", "--step-duration", "2m", "--set", "sticky=user")
+        await site.weir("rollout", "start", "drill-canary", bad, *plan, *_BECAUSE)
         yield time.monotonic()
 
 
