@@ -6,6 +6,8 @@ fire (DURATION seconds, 3,600 when nothing is said, 0 leaves it out).
 and so are the 15 s between two scrapes and evaluations (loadtest/alerts/shortened.py): a minute becomes 4 s. Thresholds
 stay as they are. The healthy mesh has the rules as they are.
 
+Faults that do not disturb each other go on at once (loadtest/alerts/drills.py).
+
 What is counted, per alert, by the clock of this process:
 
 - `fired`: from the fault (its last act: a signal, a write, a file; loadtest/alerts/faults.py says which where it is not

@@ -17,12 +17,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
-from libs.auditlog.layout import segments
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
 from libs.supervisor.leash import leashed
-from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
+from loadtest.alerts.site import HASTY, PATIENT, Site, total
 from loadtest.soak import network
 from loadtest.soak.inject import filled
 
@@ -126,35 +125,6 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
             yield began
 
 
-@asynccontextmanager
-async def changed_log(site: Site) -> AsyncIterator[float]:
-    """Somebody changes the audit log, and the service starts anew."""
-    await site.served(HASTY)
-    folder = site.mesh.state / "data" / "audit" / "log"
-    await until(lambda: any(path.stat().st_size > 1_000 for _, path in segments(folder)), what="a record in the log")
-    path = max((path for _, path in segments(folder)), key=lambda each: each.stat().st_size)
-    copy = path.with_name("copy-of-the-drill")
-    shutil.copyfile(path, copy)
-    at = path.stat().st_size // 2
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-    old = site.mesh.kill("audit")
-    try:
-        yield time.monotonic()
-    finally:
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(byte)
-        copy.unlink()
-        # It is as it was: the service must say so by itself once it starts anew.
-        await until(lambda: site.mesh.process("audit")["pid"] not in (None, old), what="another process")
-        site.mesh.kill("audit")
-        await asyncio.to_thread(site.injector.wait_ready)
-
-
 def without_audit(*, until_lost: bool) -> Fault:
     """The audit service is down and requests go on. Began when a thousand of their records waited; with `until_lost`,
     the gateway's disk is full as well, and it began when the first record was lost."""
@@ -188,7 +158,8 @@ _RECORDS = "weir_audit_writer_records_total"
 
 def old_certificates(days_left: float) -> Fault:
     """Everybody has certificates that were made so long ago that so many of their 90 days are left, by the mesh's own
-    CA. Ends as the runbook says: `weir certs rotate`."""
+    CA. Operators', which last a week, have ended: no command works meanwhile. Ends as the runbook says: `weir certs
+    rotate`."""
 
     @asynccontextmanager
     async def fault(site: Site) -> AsyncIterator[float]:
@@ -202,29 +173,21 @@ def old_certificates(days_left: float) -> Fault:
     return fault
 
 
-def edge_port(port: int) -> Fault:
-    """The control plane is started with a port for the edge that there is not."""
-
-    @asynccontextmanager
-    async def fault(site: Site) -> AsyncIterator[float]:
-        path = site.mesh.state / "config" / "controlplane.json"
-        before = path.read_text()
-        settings = json.loads(before)
-        settings["edge"]["http_port"] = port
-        path.write_text(json.dumps(settings))
-        try:
-            await asyncio.to_thread(site.injector.restart, "controlplane")
-            yield time.monotonic()
-        finally:
-            path.write_text(before)
-            await asyncio.to_thread(site.injector.restart, "controlplane")
-            await asyncio.to_thread(site.injector.wait_ready)
-
-    return fault
-
-
-NO_NUMBER, TOO_HIGH = -1, 70_000
-"""What is no port at all, which the control plane finds itself, and what only Envoy finds."""
+@asynccontextmanager
+async def impossible_port(site: Site) -> AsyncIterator[float]:
+    """The control plane is started with a port for the edge that there is not; Envoy refuses that listener."""
+    path = site.mesh.state / "config" / "controlplane.json"
+    before = path.read_text()
+    settings = json.loads(before)
+    settings["edge"]["http_port"] = 70_000
+    path.write_text(json.dumps(settings))
+    try:
+        await asyncio.to_thread(site.injector.restart, "controlplane")
+        yield time.monotonic()
+    finally:
+        path.write_text(before)
+        await asyncio.to_thread(site.injector.restart, "controlplane")
+        await asyncio.to_thread(site.injector.wait_ready)
 
 
 @asynccontextmanager
@@ -261,7 +224,8 @@ async def failing_canary(site: Site) -> AsyncIterator[float]:
     await site.alias("drill-canary", good)
     await site.served("drill-canary")
     async with site.load("drill-canary", 8, tokens=9, pause=0.05):
-        await site.weir(*("rollout", "start", "drill-canary", bad, "--steps", "30", "--step-duration", "2m"), *_BECAUSE)
+        plan = ("--steps", "30", "--step-duration", "2m", "--set", "sticky=user")
+        await site.weir("rollout", "start", "drill-canary", bad, *plan, *_BECAUSE)
         yield time.monotonic()
 
 
@@ -297,17 +261,26 @@ async def spent_budget(site: Site) -> AsyncIterator[float]:
         await site.weir("delete", "budgets", "drill", *_BECAUSE)
 
 
-@asynccontextmanager
-async def flood(site: Site) -> AsyncIterator[float]:
-    """Many more long answers are asked for than the workers can give, by callers whose objective lets them wait: of one
-    worker every KV block is held, the other preempts, the queue grows old, and the tenant is shed."""
-    await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
-    try:
-        began = time.monotonic()
-        async with site.load(PATIENT, 60, prompt=24, tokens=990, pause=0.2):
-            yield began
-    finally:
-        await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+def flood(tokens: int) -> Fault:
+    """Sixty callers ask for answers of so many tokens, many more than the workers can give, and their objective lets
+    them wait. Of long ones each holds every KV block of the worker that keeps what an answer may need, and most are
+    refused; of shorter ones more run on the other worker than fit to their end, and the rest wait."""
+
+    @asynccontextmanager
+    async def fault(site: Site) -> AsyncIterator[float]:
+        await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
+        try:
+            began = time.monotonic()
+            async with site.load(PATIENT, 60, prompt=24, tokens=tokens, pause=0.2):
+                yield began
+        finally:
+            await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+
+    return fault
+
+
+LONG, SHORT = 990, 150
+"""Tokens: all of a worker's blocks, and a sixth of them."""
 
 
 def can_trace() -> str:

@@ -32,7 +32,7 @@ async def false_alerts(folder: Path, seconds: float, say: Say) -> dict[str, int]
             step = f"{seconds / _PARTS / 4:.0f}s"
             await site.weir(
                 *("rollout", "start", "drill", better, "--steps", "20,50", "--step-duration", step),
-                *("--step-samples", "50", "--reason", "a healthy hour"),
+                *("--set", "sticky=user", "--step-samples", "50", "--reason", "a healthy hour"),
             )
             say(f"  {better} is rolled out, steps of {step}")
             await asyncio.sleep(seconds / _PARTS)

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,8 @@ DURABLE = ("audit", "gateway")
 _CLOCKS = Path(__file__).parents[1] / "soak" / "clocks"
 HASTY, PATIENT = "weir-fast", "weir-quality"
 """The demo models, whose objectives differ."""
+_USERS = 64
+"""Who ask in turn: rollouts keep each on one arm."""
 _PAUSE = 0.05
 """Seconds before a client that was refused asks again."""
 
@@ -107,14 +110,15 @@ class Site:
         seen: list[int] = []
         body = {"model": model, "prompt": list(TOKEN_IDS[:prompt]), "max_tokens": tokens, "ignore_eos": True}
         host, _, port = str(self.address("envoy", "plain_address")).rpartition(":")
-        request = post(host, PATH, key or self.mesh.env["WEIR_KEY_ACME"], json.dumps(body).encode())
+        bodies = [json.dumps({**body, "user": f"user-{number}"}).encode() for number in range(_USERS)]
+        requests = cycle([post(host, PATH, key or self.mesh.env["WEIR_KEY_ACME"], each) for each in bodies])
 
         async def client() -> None:
             connection = Connection(host, int(port))
             try:
                 while True:
                     try:
-                        status = (await connection.send(request)).status
+                        status = (await connection.send(next(requests))).status
                     except OSError:
                         status = 0
                     seen.append(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from weir.registry.v1 import registry_pb2 as pb
@@ -47,8 +47,7 @@ class Standing:
             if error.reason is Reason.NOT_FOUND:
                 return pb.Spend(tenant=tenant)
             raise
-        found: pb.Spend = unpack(answer.resource)
-        return found
+        return cast("pb.Spend", unpack(answer.resource))
 
     async def aclose(self) -> None:
         """Once nobody asks any more."""

@@ -20,7 +20,8 @@ FRESH = 5.0
 """Seconds for which an answer is given again. With it the most that can be asked of others: one question about
 objectives per gateway, and one about spend per tenant and gateway, in so long, however often tenants ask."""
 _MOST_TENANTS = 1_024
-_K, _V = TypeVar("_K"), TypeVar("_V")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Desk:
