@@ -89,8 +89,8 @@ NOT_DRILLED: Mapping[str, str] = {
     "control plane's own makes such a state",
     "WeirAuditDamaged": "a log that is found damaged at the start keeps the service out of the registry, and so out of "
     "what is scraped; WeirServiceGone pages for it",
-    "WeirRecordsStopped": "a store whose database is away leaves the registry, likewise; a log that does not continue it "
-    "comes of a restored copy alone",
+    "WeirRecordsStopped": "a store whose database is away leaves the registry, likewise; a log that does not continue "
+    "it comes of a restored copy alone",
 }
 """Alerts that no real fault here provokes, with the reason."""
 QUICK = ("WeirClockSkew", "WeirNoLeader")
