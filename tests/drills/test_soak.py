@@ -13,7 +13,7 @@ from loadtest.soak.faults import PART
 from tests.support.mesh import ROOT
 
 SECONDS = 30
-HANGS_ON_THE_MACHINE = {"longest_gap_s", "failed_pct"}
+HANGS_ON_THE_MACHINE = {"longest_gap_s", "failed_pct", "added_p99_ms", "rss_growth_pct"}
 """Of a machine that does other tests meanwhile; `make soak` holds the mesh to them."""
 
 
