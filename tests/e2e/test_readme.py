@@ -56,6 +56,7 @@ SHOWN = {
 SEEN = {
     "weir status": r"gateway .*ready",
     "weir logs": r"\S",
+    "weir top": r"PLANE",
     "weir diagnose": r"(?i)binds",
     "weir workers": r"worker-a",
     "weir slo status": r"OBJECTIVE",

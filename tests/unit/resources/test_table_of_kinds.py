@@ -18,7 +18,7 @@ BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 SERVICES = frozenset(
     {
         *("gateway", "predictor", "router", "edge-auth", "ratelimit", "admission", "safety", "worker", "audit"),
-        *("controlplane", "rollout"),
+        *("controlplane", "records", "rollout"),
     }
 )
 
