@@ -26,8 +26,9 @@ COPY deploy/images/seal /usr/local/bin/
 FROM pip AS packages
 RUN ["python3", "-m", "venv", "--without-pip", "/opt/weir"]
 COPY deploy/images/control.lock /locks/
-# xds-protos brings older copies of files that belong to the other two, and must not come last. 95 MB stay behind: names
-# of places by telephone number, descriptions of AWS services that nobody here calls, zstandard's second backend, tests.
+# xds-protos brings older copies of files that belong to the other two, and must not come last. 105 MB stay behind: names
+# of places and carriers by telephone number, descriptions of AWS services that nobody here calls, zstandard's second
+# backend, what numpy builds extensions with, SQLAlchemy's kit for dialects, what type checkers and C compilers read, tests.
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes -r /locks/control.lock && \
     awk '/^(googleapis-common-protos|opentelemetry-proto)==/ { on = 1 } on { print } !/\\$/ { on = 0 }' \
@@ -35,7 +36,9 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes --force-reinstall \
         -r /locks/theirs.lock && \
     cd /opt/weir/lib/python3*/site-packages && \
-    rm -r phonenumbers/geodata zstandard/_cffi.*.so && \
+    rm -r phonenumbers/geodata phonenumbers/carrierdata zstandard/_cffi.*.so numpy/distutils \
+        sqlalchemy/testing alembic/testing && \
+    find . -type f \( -name '*.pyi' -o -name '*.h' \) -delete && \
     find botocore/data -mindepth 1 -maxdepth 1 -type d ! -name s3 ! -name kms ! -name sts ! -name 'sso*' ! -name signin \
         -exec rm -r {} + && \
     find . -type d -name tests -prune -exec rm -r {} + && \

@@ -304,7 +304,7 @@ def test_a_flow_is_allowed_at_both_ends_or_not_at_all(overlay: str) -> None:
         (labels[one]["app.kubernetes.io/name"], labels[other]["app.kubernetes.io/name"]) for one, other in leaving
     }
     for service, called in callers.items():
-        wanted = set(CALLS[service]["Session"])
+        wanted = set().union(*CALLS[service].values()) - {"operator"}
         assert {one for one, other in by_service if other == called} == wanted
 
 
