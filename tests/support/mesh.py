@@ -73,10 +73,17 @@ class Mesh:
     """A running mesh."""
 
     def __init__(
-        self, state: Path, *, profile: str = "demo", settings: tuple[str, ...] = (), seconds: float = 600
+        self,
+        state: Path,
+        *,
+        profile: str = "demo",
+        settings: tuple[str, ...] = (),
+        seconds: float = 600,
+        root: Path = ROOT,
     ) -> None:
-        """`seconds` bounds `weir up`."""
+        """`seconds` bounds `weir up`; `root` is the checkout whose code runs."""
         self.state = state
+        self._root = root
         self._seconds = seconds
         self._claim = contextlib.ExitStack()
         self.base = self._claim.enter_context(free_ports())
@@ -106,14 +113,17 @@ class Mesh:
     @property
     def environ(self) -> dict[str, str]:
         """For commands that talk to this mesh."""
-        return {**os.environ, "WEIR_STATE_DIR": str(self.state), "WEIR_PORT_BASE": str(self.base)}
+        found = {**os.environ, "WEIR_STATE_DIR": str(self.state), "WEIR_PORT_BASE": str(self.base)}
+        if self._root != ROOT:
+            found["PYTHONPATH"] = os.pathsep.join((str(self._root / "protos" / "gen"), str(self._root)))
+        return found
 
     def weir(self, *arguments: str, check: bool = True, seconds: float = 180) -> subprocess.CompletedProcess[str]:
         """Run the operator's command."""
         done = subprocess.run(
             [str(WEIR), *arguments],
             env=self.environ,
-            cwd=ROOT,
+            cwd=self._root,
             capture_output=True,
             text=True,
             check=False,
