@@ -60,7 +60,7 @@ def pack(accepted: Accepted, choices: list[ChoiceUpdate], end: End, policies: tu
 def unpack(kept: bytes) -> tuple[Accepted, list[ChoiceUpdate], End, tuple[str, ...]]:
     """What was packed.
 
-    :raises msgspec.DecodeError: by another version of the gateway, in another form.
+    :raises ValueError: by another version of the gateway, in another form.
     """
     found = _decode(kept)
     accepted = Accepted(**asdict(found.accepted))
