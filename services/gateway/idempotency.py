@@ -7,21 +7,25 @@ that, or where a caller comes past the edge, another one finds it in the store o
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
 from libs.callers import Caller
 from libs.cursor import Cursor, Position
 from libs.errors import Reason, WeirError
-from libs.idempotency import Entry, KeptAnswers, Keyed, conflict, conflicts_counted
+from libs.idempotency import Entry, KeptAnswers, Keyed, KeyedCalls, conflict, conflicts_counted
 from services.gateway import metrics
 from services.gateway.cursors import Cursors
-from services.gateway.kept import pack, unpack
+from services.gateway.embed import Embedded
+from services.gateway.kept import pack, pack_vectors, unpack, unpack_vectors
 from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.events import End
 from services.gateway.policy.resuming import ends
 from services.gateway.policy.spec import Resumed, Spec
 from services.gateway.recording import Joined, Recording
+from services.gateway.request import NO_LIMITS
 from services.gateway.serve import Pipeline
 
 _WEIGHT = 2048
@@ -42,7 +46,10 @@ class Idempotency:
         self._clock = pipeline.parts.clock
         self._life = settings.idempotency_life
         most = settings.idempotency_chars
-        self._keyed: Keyed[Recording] = Keyed(most_size=most, life=self._life, weight=_WEIGHT)
+        self._keyed: Keyed[Any] = Keyed(most_size=most, life=self._life, weight=_WEIGHT)
+        self._embeddings: KeyedCalls[tuple[Embedded, tuple[str, ...]]] = KeyedCalls(
+            *(self._keyed, kept, pack_vectors, unpack_vectors), outcomes=metrics.IDEMPOTENCY, clock=self._clock
+        )
 
     async def open(self, spec: Spec, caller: Caller, key: str, body: bytes, cursor: Cursor | None) -> OutputBuffer:
         """What the caller reads: the answer that its key stands for, behind the cursor. `body` is a digest of all that
@@ -67,7 +74,7 @@ class Idempotency:
         again = recording.restored or not begun
         metrics.IDEMPOTENCY.labels("began" if not again else "joined" if recording.end is None else "replayed").inc()
         if again:
-            self._check_may_read(recording, spec, tenant)
+            self._check_may_read(recording.accepted.model_version, recording.policies, spec, tenant)
             if len(recording.readers) >= READERS:
                 message = f"{READERS} calls with this idempotency key read its answer already"
                 raise WeirError(Reason.REJECTED_QUEUE_FULL, message, limit="idempotency_readers", retry_after=1.0)
@@ -81,6 +88,17 @@ class Idempotency:
             clock=self._clock,
             readers=self._pipeline.parts.readers,
         )
+
+    async def embed(self, spec: Spec, caller: Caller, key: str, body: bytes) -> Embedded:
+        """The vectors that the caller's key stands for. See `open`."""
+        if not key or not self._life:
+            return await self._pipeline.embed(spec, caller)
+        tenant = caller.identity.tenant
+        (found, policies), again = await self._embeddings.answer(tenant, key, body, partial(self._embed, spec, caller))
+        if not again:
+            return found
+        self._check_may_read(found.accepted.model_version, policies, spec, tenant)
+        return replace(found, accepted=replace(found.accepted, replayed=True, limits=NO_LIMITS))
 
     def sweep(self) -> None:
         """Forget what is too old; called about twice a second."""
@@ -112,14 +130,18 @@ class Idempotency:
         seed = self._cursors.seed(entry.tenant, entry.key, entry.body)
         return replace(spec, parameters=replace(spec.parameters, seed=seed))
 
-    def _check_may_read(self, recording: Recording, spec: Spec, tenant: str) -> None:
+    async def _embed(self, spec: Spec, caller: Caller) -> tuple[Embedded, tuple[str, ...]]:
+        found = await self._pipeline.embed(spec, caller)
+        return found, self._policies_of(found.accepted.model_version, caller.identity.tenant)
+
+    def _check_may_read(self, model_version: str, policies: tuple[str, ...], spec: Spec, tenant: str) -> None:
         """What was given under other terms is not given again.
 
         :raises WeirError: MODEL_NOT_FOUND, IDEMPOTENCY_CONFLICT.
         """
         catalog = self._pipeline.parts.catalog
         catalog.resolve(catalog.question(tenant, spec.model, user=spec.user, session=spec.session))
-        if recording.policies != self._policies_of(recording.accepted.model_version, tenant):
+        if policies != self._policies_of(model_version, tenant):
             raise conflict("its answer was given under other safety policies")
 
     def _policies_of(self, model_version: str, tenant: str) -> tuple[str, ...]:

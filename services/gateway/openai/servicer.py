@@ -106,11 +106,12 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         """See the proto."""
         async with _refusing(context):
             caller = self._identifier.identify(context, scope="embeddings")
-            given = parse_embedding(self._text(request, caller), client_request_id=caller.client_request_id)
-            result = await self._pipeline.embed(given.spec, caller)
+            text = self._text(request, caller)
+            given = parse_embedding(text, client_request_id=caller.client_request_id)
+            body = digest_of(given.spec.operation, text)
+            result = await self._idempotency.embed(given.spec, caller, caller.idempotency_key, body)
             accepted = result.accepted
-            told = [("x-weir-model-version", accepted.model_version), ("x-weir-simulated", _bool(accepted.simulated))]
-            await context.send_initial_metadata(told + accepted.limits.headers())
+            await context.send_initial_metadata(_headers(accepted))
             await context.write(http_body(_JSON, embeddings_body(accepted, result.vectors, as_base64=given.base64)))
 
     async def ListModels(  # noqa: N802 - the name on the wire
