@@ -6,7 +6,7 @@ gateways and by predictors.
 
 from libs.idempotency.calls import KeyedCalls, conflicts_counted
 from libs.idempotency.kept import KeptAnswers
-from libs.idempotency.keyed import MOST_OF_TENANT, MOST_RUNNING, Entry, Keyed, conflict
+from libs.idempotency.keyed import MOST_OF_TENANT, MOST_RUNNING, Entry, Keyed, conflict, replayed
 
 __all__ = [
     "MOST_OF_TENANT",
@@ -17,4 +17,5 @@ __all__ = [
     "KeyedCalls",
     "conflict",
     "conflicts_counted",
+    "replayed",
 ]

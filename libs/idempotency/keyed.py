@@ -45,6 +45,11 @@ def conflict(why: str = "it was used for another request", *, retry_after: float
     return WeirError(Reason.IDEMPOTENCY_CONFLICT, f"{FIELD}: {why}", limit=FIELD, retry_after=retry_after)
 
 
+def replayed(request_id: str) -> tuple[tuple[str, str], ...]:
+    """Headers of an answer that was given before: to which request, whose record and bill it is."""
+    return ("idempotent-replayed", "true"), ("x-weir-original-request-id", request_id)
+
+
 class Keyed(Generic[A]):
     """The keys that one process knows."""
 

@@ -8,17 +8,16 @@ from typing import NamedTuple
 import msgspec
 from inference import open_inference_pb2 as pb
 
-REPLAYED = ("idempotent-replayed", "true")
-
 
 class Answered(NamedTuple):
-    """A prediction, and what is told with it."""
+    """A prediction, what is told with it, and the request that it was made for."""
 
     response: pb.ModelInferResponse
     told: tuple[tuple[str, str], ...]
+    request_id: str
 
 
-_decode = msgspec.msgpack.Decoder(tuple[bytes, tuple[tuple[str, str], ...]]).decode
+_decode = msgspec.msgpack.Decoder(tuple[bytes, tuple[tuple[str, str], ...], str]).decode
 
 
 def digest(request: pb.ModelInferRequest) -> bytes:
@@ -31,7 +30,7 @@ def digest(request: pb.ModelInferRequest) -> bytes:
 
 def pack(answered: Answered) -> bytes:
     """Its bytes."""
-    return msgspec.msgpack.encode((answered.response.SerializeToString(), answered.told))
+    return msgspec.msgpack.encode((answered.response.SerializeToString(), answered.told, answered.request_id))
 
 
 def unpack(kept: bytes) -> Answered:
@@ -39,5 +38,5 @@ def unpack(kept: bytes) -> Answered:
 
     :raises ValueError: by another version of the predictor, in another form.
     """
-    response, told = _decode(kept)
-    return Answered(pb.ModelInferResponse.FromString(response), told)
+    response, told, request_id = _decode(kept)
+    return Answered(pb.ModelInferResponse.FromString(response), told, request_id)

@@ -18,14 +18,14 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
-from libs.idempotency import KeyedCalls
+from libs.idempotency import KeyedCalls, replayed
 from libs.routing import Route
 from libs.telemetry.tracing import SERVER, Span, span
 from services.predictor import describe
 from services.predictor.addressing import Routed, Routes, full_name, rows_of, version_of
 from services.predictor.call import Call, Rank
 from services.predictor.forward import Peers
-from services.predictor.keyed import REPLAYED, Answered, digest
+from services.predictor.keyed import Answered, digest
 from services.predictor.parameters import asked
 from services.predictor.serve import Predictions
 
@@ -158,7 +158,7 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise
         if again:  # it has to be one that may be asked for, now
             self._find(request.model_name, request.model_version, context)
-        context.set_trailing_metadata((*answered.told, REPLAYED) if again else answered.told)
+        context.set_trailing_metadata((*answered.told, *(replayed(answered.request_id) if again else ())))
         return answered.response
 
     async def _infer(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Answered:
@@ -171,10 +171,10 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
             handing = partial(self._peers.hand, call, caller, regions)
             if (handed := await self._predictions.elsewhere(call, handing)) is not None:
-                return Answered(handed.response, tuple(handed.told))
+                return Answered(handed.response, tuple(handed.told), call.request_id)
         answer = await self._predictions.serve(call)
         describe.tell(answer, call)
-        return Answered(answer.response, describe.trailers(answer, call))
+        return Answered(answer.response, describe.trailers(answer, call), call.request_id)
 
     def _call(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Call:
         catalog, identity, told = self._catalog, caller.identity, caller.told

@@ -20,6 +20,7 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
+from libs.idempotency import replayed
 from services.gateway.cursors import Cursors, digest_of
 from services.gateway.idempotency import Idempotency
 from services.gateway.openai.desk import FRESH, Desk
@@ -317,7 +318,7 @@ def _headers(accepted: Accepted) -> Headers:
     if accepted.arm:
         headers.append(("x-weir-arm", accepted.arm))
     if accepted.replayed:
-        headers.append(("idempotent-replayed", "true"))
+        headers += replayed(accepted.request_id)
     if accepted.degraded:
         headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
     return headers + accepted.limits.headers()

@@ -154,6 +154,8 @@ async def test_an_embedding_is_made_once_joined_and_given_again(mesh: Rig) -> No
     answers = [*await asyncio.gather(*both), await embedding(mesh, keyed())]
     assert sorted(one.headers.get("idempotent-replayed", "") for one in answers) == ["", "true", "true"]
     assert [one.body for one in answers] == [answers[0].body] * 3
+    [began] = {one.headers["x-request-id"] for one in answers}
+    assert [one.headers.get("x-weir-original-request-id", began) for one in answers] == [began] * 3
     assert worker.embeds.empty()
     assert await only(mesh) == len("hi")
     for other in (embedding(mesh, keyed(), input="ho"), chat(mesh, keyed(), **BODY)):

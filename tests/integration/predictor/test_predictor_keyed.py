@@ -30,7 +30,9 @@ async def asked(rig: Rig, request: oip.ModelInferRequest, key: str = "k") -> tup
     call = rig.stub.ModelInfer(request, metadata=(*EDGE.items(), ("idempotency-key", key)), timeout=20)
     answer = await call
     trailers: Any = await call.trailing_metadata()
-    return answer, ("idempotent-replayed", "true") in tuple(trailers)
+    told = dict(trailers)
+    assert told.get("x-weir-original-request-id", told["x-request-id"]) == told["x-request-id"]
+    return answer, told.get("idempotent-replayed") == "true"
 
 
 def refused(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[Reason, str]:
