@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,8 @@ class AuditFiles:
         return _encode({"id": f"{kind}-{sequence}", "source": self._source, "time": self._now(), kind: event})
 
     def hash_at(self, count: int) -> bytes:
-        """Return the hash of record `count` of the chain that ends in `head`, read from the disk and followed to there.
+        """Return the hash of record `count` of the chain that ends in `head`, read from the disk behind it and followed
+        to there, a record at a time: a log is compared with its anchors for as long as it is written.
 
         Raises:
             LogDamagedError: what is on the disk does not lead from that record to `head`.
@@ -184,22 +185,15 @@ class AuditFiles:
         """
         if count == self.count:
             return self.head
-        found = segments(self._directory)
-        start = _segment_of(found, count + 1)
-        wanted, prev, sequence = b"", ZERO, 0
+        # Past the end lies at most what a failed write left there.
+        lines, prev, sequence = _between(segments(self._directory), count, self.count), ZERO, 0
         try:
-            for position, (first, path) in enumerate(found[start:]):
-                lines, _ = lines_of(path)
-                if not position:
-                    prev, sequence = _first_prev(path, lines), first - 1
-                # Past the end lies at most what a failed write left there.
-                for entry in follow(lines[: self.count - sequence], prev=prev, sequence=sequence):
-                    if entry.sequence == count + 1:
-                        wanted = entry.prev
-                    prev, sequence = entry.hash, entry.sequence
+            wanted = decode_entry(begins := next(lines, b"")).prev
+            for entry in follow(itertools.chain((begins,), lines), prev=wanted, sequence=count):
+                prev, sequence = entry.hash, entry.sequence
         except LineError as error:
             raise LogDamagedError(f"between record {count} and record {self.count}: {error}") from error
-        if not wanted or (sequence, prev) != (self.count, self.head):
+        if (sequence, prev) != (self.count, self.head):
             raise LogDamagedError(f"record {count} does not lead to record {self.count}")
         return wanted
 
@@ -381,6 +375,13 @@ class AuditFiles:
 def _segment_of(found: Sequence[tuple[int, Path]], sequence: int) -> int:
     """Return the position of the segment that holds a record: the last one that begins no later."""
     return max((at for at, (first, _) in enumerate(found) if first <= sequence), default=0)
+
+
+def _between(found: Sequence[tuple[int, Path]], after: int, upto: int) -> Iterator[bytes]:
+    """The lines behind a record, up to another one."""
+    for first, path in found[_segment_of(found, after + 1) :]:
+        with path.open("rb") as file:
+            yield from itertools.islice(file, max(0, after + 1 - first), max(0, upto + 1 - first))
 
 
 def _first_prev(path: Path, lines: Sequence[bytes]) -> bytes:

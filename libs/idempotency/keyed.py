@@ -40,15 +40,14 @@ class Entry(msgspec.Struct, Generic[A]):
     running: bool = True
 
 
-def check_key(key: str) -> None:
-    """:raises WeirError: INVALID_REQUEST."""
-    if not _SPELT.fullmatch(key):
-        raise WeirError(Reason.INVALID_REQUEST, f"{FIELD}: must have 1 to 255 printable ASCII characters", limit=FIELD)
-
-
 def conflict(why: str = "it was used for another request", *, retry_after: float | None = None) -> WeirError:
     """The key stands for something else, or for what cannot be given; `retry_after` seconds perhaps it can."""
     return WeirError(Reason.IDEMPOTENCY_CONFLICT, f"{FIELD}: {why}", limit=FIELD, retry_after=retry_after)
+
+
+def replayed(request_id: str) -> tuple[tuple[str, str], ...]:
+    """Headers of an answer that was given before: to which request, whose record and bill it is."""
+    return ("idempotent-replayed", "true"), ("x-weir-original-request-id", request_id)
 
 
 class Keyed(Generic[A]):
@@ -83,8 +82,12 @@ class Keyed(Generic[A]):
     def find(self, tenant: str, key: str, body: bytes) -> A | None:
         """The answer to this request under this key.
 
-        :raises WeirError: IDEMPOTENCY_CONFLICT: the key stands for another request.
+        :raises WeirError: INVALID_REQUEST: the key; IDEMPOTENCY_CONFLICT: it stands for another request.
         """
+        if not _SPELT.fullmatch(key):
+            raise WeirError(
+                Reason.INVALID_REQUEST, f"{FIELD}: must have 1 to 255 printable ASCII characters", limit=FIELD
+            )
         entry = self._all.get((tenant, key))
         if entry is None:
             return None

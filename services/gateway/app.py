@@ -156,8 +156,14 @@ class Gateway:
             )
         )
         self._cursors = Cursors(settings.cursor_keys, life=settings.cursor_life, clock=clock)
-        self._sealing = KeyringFile(settings.idempotency_keys)
-        self._kept = self._keeping() if settings.idempotency_keys else None
+        self._kept = KeptAnswers(
+            answers_pb2_grpc.AnswersServiceStub(self._books) if settings.idempotency_keys else None,
+            holder=settings.instance,
+            keys=KeyringFile(settings.idempotency_keys),
+            life=settings.idempotency_life,
+            timeout=settings.decide_timeout,
+            clock=clock,
+        )
         self._idempotency = Idempotency(self._pipeline, self._cursors, self._kept)
         self._mirrors = Mirrors(
             self._pipeline,
@@ -219,10 +225,8 @@ class Gateway:
             for link in self._links:
                 group.create_task(link.run())
             own = (self._view, self._quota, self._router, self._admission, self._workers, self._audit, self._reporter)
-            for background in own:
+            for background in (*own, self._kept):
                 group.create_task(background.run())
-            if self._kept is not None:
-                group.create_task(self._kept.run())
             await self._view.wait_ready()
             self._view.on_change(self._on_snapshot)
             with contextlib.suppress(TimeoutError):
@@ -236,21 +240,8 @@ class Gateway:
                 self._pipeline.sweep()
                 self._cursors.sweep()
                 self._idempotency.sweep()
-                with contextlib.suppress(OSError, ValueError):  # what was read before stays in force
-                    self._sealing.refresh()
                 self._safety.sweep()
                 self._texts.sweep()
-
-    def _keeping(self) -> KeptAnswers:
-        settings = self._settings
-        return KeptAnswers(
-            answers_pb2_grpc.AnswersServiceStub(self._books),
-            holder=settings.instance,
-            keys=lambda: self._sealing.keys,
-            life=settings.idempotency_life,
-            timeout=settings.decide_timeout,
-            clock=self._clock,
-        )
 
     async def _ask_usage(self, request: records_pb2.UsageRequest) -> records_pb2.UsageResponse:
         try:
@@ -295,8 +286,7 @@ class Gateway:
                 await self._audit.drained()
             while self._quota.pending or self._admission.pending:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
-            if self._kept is not None:
-                await self._kept.drain()
+            await self._kept.drain()
 
     def lacks(self) -> Sequence[str]:
         """See `libs.service.Waiting`."""

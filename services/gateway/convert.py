@@ -67,6 +67,12 @@ def body_of(message: inference_pb2.GenerationSpec) -> bytes:
     return same.SerializeToString(deterministic=True)
 
 
+def embed_body_of(message: inference_pb2.EmbedRequest) -> bytes:
+    """See `body_of`."""
+    same = inference_pb2.EmbedRequest(model=message.model, inputs=message.inputs)
+    return same.SerializeToString(deterministic=True)
+
+
 def embed_spec(message: inference_pb2.EmbedRequest, client_request_id: str) -> Spec:
     """A native embedding as a Spec.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -29,10 +30,10 @@ _COUNTED = ASK_AGAIN - _PASSED_ON | {Reason.WORKER_LOST}
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """Vectors in the order of the inputs."""
+    """Vectors of float32 in the order of the inputs."""
 
     accepted: Accepted
-    vectors: list[list[float]]
+    vectors: list[array[float]]
 
 
 async def embed(
@@ -42,11 +43,12 @@ async def embed(
 
     :raises WeirError: the refusal of admission or the worker's error.
     """
-    grant, vectors = held.grant, list[list[float]]()
+    grant = held.grant
+    vectors: list[array[float]] = []
     accepted = accepted_of(request, prepared, held, parts.clock.time())
     for part in prepared.candidate.parts:
         response, worker = await _part(parts, request, part, grant)
-        vectors += (list(vector.values) for vector in response.vectors)
+        vectors += (array("f", vector.values) for vector in response.vectors)
     accepted = replace(accepted, simulated=worker.simulated, zone=worker.zone)  # the last part's
     hand(Embedded(accepted, vectors))
     end = End(

@@ -7,26 +7,27 @@ that, or where a caller comes past the edge, another one finds it in the store o
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from libs.callers import Caller
 from libs.cursor import Cursor, Position
 from libs.errors import Reason, WeirError
-from libs.idempotency import Entry, KeptAnswers, Keyed, check_key, conflict
-from libs.telemetry import get_logger, place_of
+from libs.idempotency import Entry, KeptAnswers, Keyed, KeyedCalls, conflict, conflicts_counted
 from services.gateway import metrics
 from services.gateway.cursors import Cursors
-from services.gateway.kept import pack, unpack
+from services.gateway.embed import Embedded
+from services.gateway.kept import pack, pack_vectors, unpack, unpack_vectors
 from services.gateway.output_buffer import OutputBuffer
 from services.gateway.policy.events import End
 from services.gateway.policy.resuming import ends
 from services.gateway.policy.spec import Resumed, Spec
 from services.gateway.recording import Joined, Recording
+from services.gateway.request import NO_LIMITS
 from services.gateway.serve import Pipeline
 
-log = get_logger(__name__)
 _WEIGHT = 2048
 """Characters that the shortest answer weighs as much as, with its key."""
 
@@ -37,8 +38,7 @@ READERS = 32
 class Idempotency:
     """One per process."""
 
-    def __init__(self, pipeline: Pipeline, cursors: Cursors, kept: KeptAnswers | None) -> None:
-        """:param kept: what other gateways find; None: keys are this process's alone."""
+    def __init__(self, pipeline: Pipeline, cursors: Cursors, kept: KeptAnswers) -> None:
         settings = pipeline.parts.settings
         self._pipeline = pipeline
         self._cursors = cursors
@@ -46,13 +46,10 @@ class Idempotency:
         self._clock = pipeline.parts.clock
         self._life = settings.idempotency_life
         most = settings.idempotency_chars
-        self._keyed: Keyed[Recording] = Keyed(most_size=most, life=self._life, weight=_WEIGHT)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def running(self) -> int:
-        """Answers that are being given."""
-        return len(self._tasks)
+        self._keyed: Keyed[Any] = Keyed(most_size=most, life=self._life, weight=_WEIGHT)
+        self._embeddings: KeyedCalls[tuple[Embedded, tuple[str, ...]]] = KeyedCalls(
+            *(self._keyed, kept, pack_vectors, unpack_vectors), outcomes=metrics.IDEMPOTENCY, clock=self._clock
+        )
 
     async def open(self, spec: Spec, caller: Caller, key: str, body: bytes, cursor: Cursor | None) -> OutputBuffer:
         """What the caller reads: the answer that its key stands for, behind the cursor. `body` is a digest of all that
@@ -66,29 +63,18 @@ class Idempotency:
         if not key or not self._life:
             resumed = None if cursor is None else self._cursors.resumed(cursor, tenant)
             return await self._pipeline.open(spec if resumed is None else replace(spec, resumed=resumed), caller)
-        check_key(key)
-        try:
+        with conflicts_counted(metrics.IDEMPOTENCY):
             recording = self._keyed.find(tenant, key, body)
-        except WeirError:
-            metrics.IDEMPOTENCY.labels("conflict").inc()
-            raise
-        begun = recording is None
-        if recording is None:
-            recording = Recording()
-            entry = self._keyed.put(tenant, key, body, recording, self._clock.monotonic())
-            task = asyncio.get_running_loop().create_task(self._answer(entry, spec, caller, cursor))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
+            begun = recording is None
+            if recording is None:
+                recording = Recording()
+                entry = self._keyed.put(tenant, key, body, recording, self._clock.monotonic())
+                self._kept.spawn(self._answer(entry, spec, caller, cursor))
             await asyncio.shield(recording.opened)
-        except WeirError as error:
-            if error.reason is Reason.IDEMPOTENCY_CONFLICT:
-                metrics.IDEMPOTENCY.labels("conflict").inc()
-            raise
         again = recording.restored or not begun
         metrics.IDEMPOTENCY.labels("began" if not again else "joined" if recording.end is None else "replayed").inc()
         if again:
-            self._check_may_read(recording, spec, tenant)
+            self._check_may_read(recording.accepted.model_version, recording.policies, spec, tenant)
             if len(recording.readers) >= READERS:
                 message = f"{READERS} calls with this idempotency key read its answer already"
                 raise WeirError(Reason.REJECTED_QUEUE_FULL, message, limit="idempotency_readers", retry_after=1.0)
@@ -103,44 +89,37 @@ class Idempotency:
             readers=self._pipeline.parts.readers,
         )
 
+    async def embed(self, spec: Spec, caller: Caller, key: str, body: bytes) -> Embedded:
+        """The vectors that the caller's key stands for. See `open`."""
+        if not key or not self._life:
+            return await self._pipeline.embed(spec, caller)
+        tenant = caller.identity.tenant
+        (found, policies), again = await self._embeddings.answer(tenant, key, body, partial(self._embed, spec, caller))
+        if not again:
+            return found
+        self._check_may_read(found.accepted.model_version, policies, spec, tenant)
+        return replace(found, accepted=replace(found.accepted, replayed=True, limits=NO_LIMITS))
+
     def sweep(self) -> None:
         """Forget what is too old; called about twice a second."""
         self._keyed.expire(self._clock.monotonic())
 
     async def _answer(self, entry: Entry[Recording], spec: Spec, caller: Caller, cursor: Cursor | None) -> None:
         """Have it answered to the end, whoever leaves; or have the answer that was given before."""
-        recording, keep, claimed = entry.answer, False, False
+        recording = entry.answer
+        async with self._kept.answering(self._keyed, entry, recording.opened) as claim:
+            if (found := await claim.begin(unpack, take_over=cursor is not None)) is not None:
+                accepted, choices, end, recording.policies = found
+                recording.restore(accepted, choices, end)
+                return
 
-        async def ended(end: End) -> None:
-            nonlocal keep, claimed
-            keep = all(map(ends, end.choices))
-            if keep and claimed and self._kept is not None:
-                claimed = False
-                packed = pack(recording.accepted, recording.choices, end, recording.policies)
-                await self._kept.keep(entry.tenant, entry.key, packed)
+            async def ended(end: End) -> None:
+                if all(map(ends, end.choices)):
+                    await claim.keep(pack(recording.accepted, recording.choices, end, recording.policies))
 
-        try:
-            if self._kept is not None:
-                found = await self._kept.begin(entry.tenant, entry.key, entry.body, take_over=cursor is not None)
-                if found is not None:
-                    self._restore(entry, found)
-                    keep = True
-                    return
-                claimed = True
             buffer = await self._pipeline.open(self._seeded(entry, spec, cursor), caller)
             recording.policies = self._policies_of(buffer.accepted.model_version, entry.tenant)
             await recording.record(buffer, lambda size: self._keyed.grew(entry, size), ended)
-        except WeirError as error:
-            if not recording.opened.done():
-                recording.opened.set_exception(error)
-        except Exception as error:
-            log.error("keyed_request_failed", error=type(error).__name__, where=place_of(error))
-            if not recording.opened.done():
-                recording.opened.set_exception(WeirError(Reason.INTERNAL, "internal error"))
-        finally:
-            self._keyed.ended(entry, keep=keep)
-            if claimed and self._kept is not None:
-                self._kept.drop(entry.tenant, entry.key)
 
     def _seeded(self, entry: Entry[Recording], spec: Spec, cursor: Cursor | None) -> Spec:
         """So that another gateway that computes it comes to the same."""
@@ -151,23 +130,18 @@ class Idempotency:
         seed = self._cursors.seed(entry.tenant, entry.key, entry.body)
         return replace(spec, parameters=replace(spec.parameters, seed=seed))
 
-    def _restore(self, entry: Entry[Recording], found: bytes) -> None:
-        """:raises WeirError: IDEMPOTENCY_CONFLICT: another version of the gateway kept it, in another form."""
-        try:
-            accepted, choices, end, entry.answer.policies = unpack(found)
-        except msgspec.DecodeError as error:
-            raise conflict("its answer cannot be read any more") from error
-        entry.answer.restore(accepted, choices, end)
-        self._keyed.grew(entry, len(found))
+    async def _embed(self, spec: Spec, caller: Caller) -> tuple[Embedded, tuple[str, ...]]:
+        found = await self._pipeline.embed(spec, caller)
+        return found, self._policies_of(found.accepted.model_version, caller.identity.tenant)
 
-    def _check_may_read(self, recording: Recording, spec: Spec, tenant: str) -> None:
+    def _check_may_read(self, model_version: str, policies: tuple[str, ...], spec: Spec, tenant: str) -> None:
         """What was given under other terms is not given again.
 
         :raises WeirError: MODEL_NOT_FOUND, IDEMPOTENCY_CONFLICT.
         """
         catalog = self._pipeline.parts.catalog
         catalog.resolve(catalog.question(tenant, spec.model, user=spec.user, session=spec.session))
-        if recording.policies != self._policies_of(recording.accepted.model_version, tenant):
+        if policies != self._policies_of(model_version, tenant):
             raise conflict("its answer was given under other safety policies")
 
     def _policies_of(self, model_version: str, tenant: str) -> tuple[str, ...]:

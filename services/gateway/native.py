@@ -110,7 +110,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         caller = self._identifier.identify(context, scope="embeddings")
         try:
-            result = await self._pipeline.embed(convert.embed_spec(request, caller.client_request_id), caller)
+            spec, key = convert.embed_spec(request, caller.client_request_id), request.idempotency_key
+            body = digest_of(spec.operation, convert.embed_body_of(request))
+            result = await self._idempotency.embed(spec, caller, key or caller.idempotency_key, body)
         except WeirError as error:
             tell(context, limits_of(error))
             raise
@@ -122,6 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             model_version=accepted.model_version,
             usage=convert.from_usage(accepted, usage, billed=usage),
             simulated=accepted.simulated,
+            replayed=accepted.replayed,
         )
 
     async def CountTokens(  # noqa: N802 - the name on the wire

@@ -18,7 +18,7 @@ from libs.callers import Identifier
 from libs.catalog import Catalog
 from libs.clock import Clock, SystemClock
 from libs.cursor import KeyringFile
-from libs.idempotency import KeptAnswers
+from libs.idempotency import KeptAnswers, Keyed, KeyedCalls
 from libs.mux import Dialer
 from libs.occupancy import Occupancy
 from libs.registry import RegistrySnapshot, RegistryView, Source, follow
@@ -28,13 +28,12 @@ from libs.texts import TextStore
 from libs.versions.desired import DesiredState
 from libs.versions.memory import Memory
 from libs.versions.weight_cache import WeightCache
-from services.predictor import executors, metrics, rest, servicer
+from services.predictor import executors, keyed, metrics, rest, servicer
 from services.predictor.books import Books
 from services.predictor.cache import Cache
 from services.predictor.config import Settings
 from services.predictor.desired import VersionLoader, wanted_versions
 from services.predictor.forward import FRONTS, Peers
-from services.predictor.keyed import KeyedPredictions
 from services.predictor.serve import Predictions
 from services.predictor.statistics import Statistics
 
@@ -42,6 +41,8 @@ log = get_logger(__name__)
 _SWEEP_SECONDS = 0.5
 _KEEP_SECONDS = 1.0
 """Of a question to the store of records."""
+_KEY_BYTES = 1024
+"""That an idempotency key weighs beside its answer."""
 MakeBooks = Callable[..., Books]
 
 
@@ -122,13 +123,18 @@ class Predictor:
         self._peers = Peers(
             instance=settings.instance, zone=settings.zone, tls=settings.tls, chance=rng.random, clock=clock
         )
-        self._sealing = KeyringFile(settings.idempotency_keys)
-        dialer = Dialer(settings, clock, rng)
-        self._records = dialer.channel(settings.targets.records, "records") if settings.idempotency_keys else None
-        self._kept = None if self._records is None else self._keeping(self._records)
-        self._keyed = KeyedPredictions(
-            self._kept, life=settings.idempotency_life, most_bytes=settings.idempotency_bytes, clock=clock
+        self._records = Dialer(settings, clock, rng).channel(settings.targets.records, "records")
+        self._kept = KeptAnswers(
+            answers_pb2_grpc.AnswersServiceStub(self._records) if settings.idempotency_keys else None,
+            holder=settings.instance,
+            keys=KeyringFile(settings.idempotency_keys),
+            life=(life := settings.idempotency_life),
+            timeout=_KEEP_SECONDS,
+            clock=clock,
         )
+        self._keys: Keyed[Any] = Keyed(most_size=settings.idempotency_bytes, life=life, weight=_KEY_BYTES)
+        outcomes = metrics.IDEMPOTENCY
+        self._keyed = KeyedCalls(self._keys, self._kept, keyed.pack, keyed.unpack, outcomes=outcomes, clock=clock)
         metrics.VERSIONS.watch(self.statistics)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -170,8 +176,7 @@ class Predictor:
                 group.create_task(self._view.run(), name="registry.view")
                 if self._books is not None:
                     group.create_task(self._books.run(), name="books")
-                if self._kept is not None:
-                    group.create_task(self._kept.run(), name="kept")
+                group.create_task(self._kept.run(), name="kept")
                 await self._view.wait_ready()
                 self._view.on_change(self._on_snapshot)
                 group.create_task(self._desired.run(), name="desired")
@@ -183,8 +188,7 @@ class Predictor:
                     await asyncio.sleep(_SWEEP_SECONDS)
                     self._sweep()
         finally:
-            if self._records is not None:
-                await self._records.close()
+            await self._records.close()
             await self._peers.close()
             await self._executors.close()
             await self._blobs.close()
@@ -208,17 +212,7 @@ class Predictor:
             async with asyncio.timeout(1.0):
                 if self._books is not None:
                     await self._books.drain()
-                await self._keyed.drain()
-
-    def _keeping(self, channel: grpc.aio.Channel) -> KeptAnswers:
-        return KeptAnswers(
-            answers_pb2_grpc.AnswersServiceStub(channel),
-            holder=self._settings.instance,
-            keys=lambda: self._sealing.keys,
-            life=self._settings.idempotency_life,
-            timeout=_KEEP_SECONDS,
-            clock=self._clock,
-        )
+                await self._kept.drain()
 
     def _version_of(self, version: str) -> registry_pb2.ModelVersion | None:
         found = self._catalog.snapshot.model_versions.get(version)
@@ -240,9 +234,7 @@ class Predictor:
         self._occupancy.sweep(self._clock.monotonic())
         if self._books is not None:
             self._books.sweep()
-        self._keyed.sweep()
-        with contextlib.suppress(OSError, ValueError):  # what was read before stays in force
-            self._sealing.refresh()
+        self._keys.expire(self._clock.monotonic())
         self.statistics.keep(frozenset(self._catalog.snapshot.model_versions))
         metrics.ACTIVE.set(self._occupancy.entered)
         metrics.CACHE_BYTES.set(self._cache.used_bytes)

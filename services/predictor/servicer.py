@@ -18,13 +18,14 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
+from libs.idempotency import KeyedCalls, replayed
 from libs.routing import Route
 from libs.telemetry.tracing import SERVER, Span, span
 from services.predictor import describe
 from services.predictor.addressing import Routed, Routes, full_name, rows_of, version_of
 from services.predictor.call import Call, Rank
 from services.predictor.forward import Peers
-from services.predictor.keyed import REPLAYED, Answered, KeyedPredictions
+from services.predictor.keyed import Answered, digest
 from services.predictor.parameters import asked
 from services.predictor.serve import Predictions
 
@@ -56,7 +57,7 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         states: Callable[[], Sequence[registry_pb2.ModelState]],
         ready: Callable[[], bool],
         default_deadline: Mapping[str, float],
-        keyed: KeyedPredictions | None,
+        keyed: KeyedCalls[Answered] | None,
         clock: Clock,
     ) -> None:
         """:param states: how far the versions are that are wanted here.
@@ -145,19 +146,19 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Predict."""
         arrived = self._clock.monotonic()
         caller = self._identifier.identify(context, scope=SCOPE)
-        make = partial(self._infer, request, caller, arrived)
+        make, again = partial(self._infer, request, caller, arrived), False
         try:
-            if caller.idempotency_key and self._keyed is not None:
-                answered = await self._keyed.answer(caller.identity.tenant, caller.idempotency_key, request, make)
+            if (key := caller.idempotency_key) and self._keyed is not None:
+                answered, again = await self._keyed.answer(caller.identity.tenant, key, digest(request), make)
             else:
                 answered = await make()
         except WeirError as error:
             if error.reason is Reason.NO_WORKERS:
                 context.set_trailing_metadata(describe.NOBODY_ELSE)
             raise
-        if REPLAYED in answered.told:  # it has to be one that may be asked for, now
+        if again:  # it has to be one that may be asked for, now
             self._find(request.model_name, request.model_version, context)
-        context.set_trailing_metadata(answered.told)
+        context.set_trailing_metadata((*answered.told, *(replayed(answered.request_id) if again else ())))
         return answered.response
 
     async def _infer(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Answered:
@@ -170,10 +171,10 @@ class InferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             regions = frozenset(self._catalog.tenant(call.tenant).allowed_regions)
             handing = partial(self._peers.hand, call, caller, regions)
             if (handed := await self._predictions.elsewhere(call, handing)) is not None:
-                return Answered(handed.response, tuple(handed.told))
+                return Answered(handed.response, tuple(handed.told), call.request_id)
         answer = await self._predictions.serve(call)
         describe.tell(answer, call)
-        return Answered(answer.response, describe.trailers(answer, call))
+        return Answered(answer.response, describe.trailers(answer, call), call.request_id)
 
     def _call(self, request: pb.ModelInferRequest, caller: Caller, arrived: float) -> Call:
         catalog, identity, told = self._catalog, caller.identity, caller.told

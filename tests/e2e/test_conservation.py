@@ -114,6 +114,18 @@ def replayed(client: OpenAI) -> Books:
     return used(asks[0].usage)
 
 
+def embedded_again(client: OpenAI) -> Books:
+    """As `replayed`."""
+    ask: dict[str, Any] = {"model": "weir-fast", "input": ["river", "heron"]}
+    asks = [
+        client.embeddings.with_raw_response.create(extra_headers={"idempotency-key": "vectors"}, **ask) for _ in "ab"
+    ]
+    assert [one.headers.get("idempotent-replayed") for one in asks] == [None, "true"]
+    first, again = (one.parse() for one in asks)
+    assert first == again
+    return used(first.usage)
+
+
 def predicted(client: OpenAI) -> Books:
     rows = {"name": "features", "shape": [3, 30], "datatype": "FP32", "data": [1.0] * 90}
     url = str(client.base_url).replace("/v1/", "/v2/models/cancer-gbdt/infer")
@@ -132,6 +144,7 @@ WAYS: dict[str, Callable[[OpenAI], Books]] = {
     "prompts": lambda client: used(client.completions.create(prompt=["The river", "A mill", "Ice"], **ALL).usage),
     "embeddings": lambda client: used(client.embeddings.create(model="weir-fast", input=["river", "mill"]).usage),
     "replay": replayed,
+    "replayed embedding": embedded_again,
     "prediction": predicted,
 }
 

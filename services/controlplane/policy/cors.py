@@ -57,6 +57,7 @@ EXPOSED_HEADERS = (
     "x-weir-arm",
     "x-weir-degraded",
     "x-weir-model-version",
+    "x-weir-original-request-id",
     "x-weir-reason",
     "x-weir-simulated",
     "x-weir-zone",

@@ -134,7 +134,7 @@ def _fixed_routes(edge: EdgeConfig) -> list[Resource]:
         },
         *_generating({"path": paths.CHAT}, edge),
         *_generating({"path": paths.COMPLETIONS}, edge),
-        _route({"path": paths.EMBED}, "gateway", edge, limited=True),
+        *_generating({"path": paths.EMBED}, edge),
         _route({"prefix": paths.OPENAI}, "gateway", edge),
         *_generating({"prefix": paths.NATIVE}, edge),
         # Of no model that is known here: any predictor knows which it is, and who has it.

@@ -20,6 +20,7 @@ from libs.catalog import Catalog
 from libs.clock import Clock
 from libs.cursor import Cursor
 from libs.errors import Reason, WeirError
+from libs.idempotency import replayed
 from services.gateway.cursors import Cursors, digest_of
 from services.gateway.idempotency import Idempotency
 from services.gateway.openai.desk import FRESH, Desk
@@ -106,11 +107,12 @@ class OpenAIServicer(openai_pb2_grpc.OpenAIServiceServicer):
         """See the proto."""
         async with _refusing(context):
             caller = self._identifier.identify(context, scope="embeddings")
-            given = parse_embedding(self._text(request, caller), client_request_id=caller.client_request_id)
-            result = await self._pipeline.embed(given.spec, caller)
+            text = self._text(request, caller)
+            given = parse_embedding(text, client_request_id=caller.client_request_id)
+            body = digest_of(given.spec.operation, text)
+            result = await self._idempotency.embed(given.spec, caller, caller.idempotency_key, body)
             accepted = result.accepted
-            told = [("x-weir-model-version", accepted.model_version), ("x-weir-simulated", _bool(accepted.simulated))]
-            await context.send_initial_metadata(told + accepted.limits.headers())
+            await context.send_initial_metadata(_headers(accepted))
             await context.write(http_body(_JSON, embeddings_body(accepted, result.vectors, as_base64=given.base64)))
 
     async def ListModels(  # noqa: N802 - the name on the wire
@@ -316,7 +318,7 @@ def _headers(accepted: Accepted) -> Headers:
     if accepted.arm:
         headers.append(("x-weir-arm", accepted.arm))
     if accepted.replayed:
-        headers.append(("idempotent-replayed", "true"))
+        headers += replayed(accepted.request_id)
     if accepted.degraded:
         headers.append(("x-weir-degraded", ",".join(accepted.degraded)))
     return headers + accepted.limits.headers()

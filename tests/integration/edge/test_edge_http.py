@@ -13,7 +13,7 @@ from tests.support.fixtures.edge_fixtures import Edge
 from tests.support.upstreams import echo, event, json_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-CHAT = "/v1/chat/completions"
+CHAT, EMBED = "/v1/chat/completions", "/v1/embeddings"
 
 
 @pytest.fixture(autouse=True)
@@ -326,10 +326,11 @@ async def test_requests_with_an_idempotency_key_go_by_it_and_all_others_by_load(
         )
 
     by_load, by_key = await sent()
-    for headers in ({}, {"idempotency-key": "order 7"}, {"idempotency-key": "order 7", "last-event-id": "abc"}):
-        response = await http.post(CHAT, json={}, headers=headers)
+    key = {"idempotency-key": "order 7"}
+    for path, headers in ((CHAT, {}), (CHAT, key), (CHAT, key | {"last-event-id": "abc"}), (EMBED, key)):
+        response = await http.post(path, json={}, headers=headers)
         assert response.status_code == 200
         seen = edge.upstreams.gateway.seen[-1]
         assert {name: seen[name] for name in headers} == headers
         assert seen["x-weir-tenant"] == "acme"
-    assert await sent() == (by_load + 1, by_key + 2)
+    assert await sent() == (by_load + 1, by_key + 3)

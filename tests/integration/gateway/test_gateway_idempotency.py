@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
+from weir.inference.v1 import inference_pb2, inference_pb2_grpc
 from weir.registry.v1 import registry_pb2
 from weir.worker.v1 import worker_pb2
 
-from libs.errors import Reason, WeirError
+from libs.errors import Reason, WeirError, from_rpc_error
 from tests.integration.gateway.test_gateway_resume import back, code, two, until
 from tests.support.leaves import Rig
 from tests.support.native_stream import FLAGGED, HEADERS, Stream, ids, refusal, taken
-from tests.support.openai_call import Streaming, chat, completion
+from tests.support.openai_call import Streaming, chat, completion, embedding
 
 __all__ = ["two"]
 BODY: dict[str, Any] = {"max_tokens": 40, "stream_options": {"include_usage": True}}
@@ -141,6 +143,50 @@ async def test_native_calls_join_too(mesh: Rig) -> None:
     async with Stream(mesh, max_tokens=41, idempotency_key="k") as other:
         assert (await refusal(other)).reason is Reason.IDEMPOTENCY_CONFLICT
     assert await only(mesh) == len("hi") + 8
+
+
+async def test_an_embedding_is_made_once_joined_and_given_again(mesh: Rig) -> None:
+    worker = mesh.workers[0]
+    worker.may_embed.clear()
+    both = [asyncio.ensure_future(embedding(mesh, keyed())) for _ in range(2)]
+    await asyncio.wait_for(worker.embeds.get(), 10)
+    worker.may_embed.set()
+    answers = [*await asyncio.gather(*both), await embedding(mesh, keyed())]
+    assert sorted(one.headers.get("idempotent-replayed", "") for one in answers) == ["", "true", "true"]
+    assert [one.body for one in answers] == [answers[0].body] * 3
+    [began] = {one.headers["x-request-id"] for one in answers}
+    assert [one.headers.get("x-weir-original-request-id", began) for one in answers] == [began] * 3
+    assert worker.embeds.empty()
+    assert await only(mesh) == len("hi")
+    for other in (embedding(mesh, keyed(), input="ho"), chat(mesh, keyed(), **BODY)):
+        assert code(await other) == ("409", "idempotency_conflict")
+    assert "idempotent-replayed" not in (await embedding(mesh, keyed("another"))).headers
+
+
+async def test_a_native_embedding_has_the_field(mesh: Rig) -> None:
+    request = inference_pb2.EmbedRequest(model="tiny", inputs=["hi"], idempotency_key="k")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        first, again = [await stub.Embed(request, timeout=30, metadata=HEADERS) for _ in range(2)]
+        assert (first.replayed, again.replayed) == (False, True)
+        assert first.embeddings == again.embeddings
+        request.inputs.append("more")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Embed(request, timeout=30, metadata=HEADERS)
+    assert from_rpc_error(caught.value).reason is Reason.IDEMPOTENCY_CONFLICT
+    assert await only(mesh) == len("hi")
+
+
+async def test_an_embedding_that_was_refused_is_made_anew_and_one_under_other_policies_is_not_given_again(
+    mesh: Rig,
+) -> None:
+    mesh.workers[0].embeds_not = Reason.INTERNAL
+    assert code(await embedding(mesh, keyed()))[0] == "500"
+    mesh.workers[0].embeds_not = None
+    assert "idempotent-replayed" not in (await embedding(mesh, keyed())).headers
+    await mesh.put(registry_pb2.Tenant(id="closed", plan=registry_pb2.PLAN_PAID, safety_policies=["strict@1"]))
+    await until(lambda: "strict@1" in mesh.gateway._catalog.tenant("closed").safety_policies)
+    assert code(await embedding(mesh, keyed())) == ("409", "idempotency_conflict")
 
 
 async def test_an_answer_has_so_many_readers_at_once(mesh: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

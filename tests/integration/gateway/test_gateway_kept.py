@@ -18,7 +18,7 @@ from tests.integration.gateway.test_gateway_idempotency import BODY, keyed
 from tests.integration.gateway.test_gateway_resume import back, code
 from tests.support.leaves import Rig, rig
 from tests.support.native_stream import HEADERS, ids, taken
-from tests.support.openai_call import Streaming, chat
+from tests.support.openai_call import Streaming, chat, embedding
 from tests.support.records import Store, records_service
 from tests.support.tokenizer import write_byte_tokenizer
 
@@ -91,6 +91,20 @@ async def test_an_answer_outlives_its_gateway_and_is_billed_once(
         assert not path.is_file() or b"weir holds" not in path.read_bytes()
 
 
+async def test_an_embedding_outlives_its_gateway_and_is_billed_once(gateways: Gateways) -> None:
+    async with gateways.another("gateway-0") as mesh:
+        first = await embedding(mesh, keyed(), input=["a", "b"])
+        assert "idempotent-replayed" not in first.headers
+    async with gateways.another("gateway-1") as mesh:
+        again = await embedding(mesh, keyed(), input=["a", "b"])
+        assert again.body == first.body
+        assert again.headers["idempotent-replayed"] == "true"
+        assert mesh.workers[0].embeds.empty()
+        assert not mesh.reserved
+        assert code(await embedding(mesh, keyed(), input="a")) == ("409", "idempotency_conflict")
+        assert code(await chat(mesh, keyed(), **BODY)) == ("409", "idempotency_conflict")
+
+
 async def test_who_had_a_part_of_it_gets_the_rest(gateways: Gateways) -> None:
     async with gateways.another("gateway-0") as mesh, Streaming(mesh, keyed(), **BODY) as stream:
         running = await taken(mesh.workers[0])
@@ -159,6 +173,9 @@ async def test_while_nobody_knows_what_a_key_stands_for_it_is_refused_and_others
             assert code(refused) == ("503", "dependency_unavailable")
             assert int(refused.headers["retry-after"]) >= 1
             assert mesh.workers[0].submitted.empty()
+            assert code(await embedding(mesh, keyed("a third"))) == ("503", "dependency_unavailable")
+            assert mesh.workers[0].embeds.empty()
+            assert (await embedding(mesh)).body["data"]
             assert (await chat(mesh, keyed(), stream=True, **BODY)).text == "The weir"  # this gateway knows it
             plain = asyncio.ensure_future(chat(mesh, HEADERS, **BODY))
             await (await taken(mesh.workers[0])).last(ids("on"))

@@ -15,6 +15,7 @@ from inference import open_inference_pb2 as oip
 
 from libs.cursor import new_key
 from libs.errors import Reason, from_rpc_error
+from services.predictor import metrics
 from services.predictor.config import Targets
 from tests.support.predictor import EDGE, Rig, question, running, scores
 from tests.support.records import records_service
@@ -29,12 +30,18 @@ async def asked(rig: Rig, request: oip.ModelInferRequest, key: str = "k") -> tup
     call = rig.stub.ModelInfer(request, metadata=(*EDGE.items(), ("idempotency-key", key)), timeout=20)
     answer = await call
     trailers: Any = await call.trailing_metadata()
-    return answer, ("idempotent-replayed", "true") in tuple(trailers)
+    told = dict(trailers)
+    assert told.get("x-weir-original-request-id", told["x-request-id"]) == told["x-request-id"]
+    return answer, told.get("idempotent-replayed") == "true"
 
 
 def refused(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[Reason, str]:
     found = from_rpc_error(error.value)
     return found.reason, found.limit
+
+
+def conflicts() -> float:
+    return metrics.IDEMPOTENCY.labels("conflict")._value.get()
 
 
 def made(rig: Rig) -> int:
@@ -67,9 +74,11 @@ async def test_the_same_request_is_answered_once(tmp_path: Path) -> None:
         assert replayed
         assert [scores(each).tolist() for each, _ in both] == [scores(answer).tolist()] * 2
         assert made(rig) == before + len(X)
+        told = conflicts()
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await asked(rig, question(X + 1))
         assert refused(error) == (Reason.IDEMPOTENCY_CONFLICT, "idempotency_key")
+        assert conflicts() == told + 1
         assert not (await asked(rig, question(X + 1), "other"))[1]
 
 

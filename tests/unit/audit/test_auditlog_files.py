@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -241,4 +242,38 @@ def test_the_tail_is_filtered_and_bounded(tmp_path: Path) -> None:
     assert tail(limit=100) == list(range(1, 20))
     assert tail(wanted=lambda entry: b'"r1' in entry.record, limit=2) == [18, 19]
     assert len(tail(limit=100, max_bytes=1)) < 10
+    log.close()
+
+
+def test_every_record_is_found_again_from_the_disk_over_segments_and_a_changed_one_behind_it_is_not_passed(
+    tmp_path: Path,
+) -> None:
+    log = opened(tmp_path, segment_bytes=600)
+    heads = []
+    for number in range(1, 13):
+        heads.append(log.head)
+        log.commit([record(number)])
+    assert [log.hash_at(count) for count in range(12)] == heads
+    _, (changed, path), *_ = segments(tmp_path / "log")
+    path.write_bytes(path.read_bytes().replace(b'"r%d"' % changed, b'"q%d"' % changed))
+    assert log.hash_at(changed) == heads[changed]  # what follows it holds
+    with pytest.raises(LogDamagedError, match=f"between record {changed - 1} and record 12"):
+        log.hash_at(changed - 1)
+    for count in (13, -1):
+        with pytest.raises(LogDamagedError):
+            log.hash_at(count)
+    log.close()
+
+
+def test_comparing_with_an_anchor_takes_the_memory_of_a_record_and_not_of_a_segment(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=2**30)
+    for number in range(0, 2000, 500):
+        body = b'{"id":"r%d","note":"' + b"x" * 2000 + b'"}'
+        log.commit([Incoming(f"r{each}", body % each) for each in range(number, number + 500)])
+    tracemalloc.start()
+    try:
+        log.hash_at(1000)
+        assert tracemalloc.get_traced_memory()[1] < 500_000 < (tmp_path / "log" / f"{1:018d}.log").stat().st_size / 8
+    finally:
+        tracemalloc.stop()
     log.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weir.records.v1 import answers_pb2 as pb
 
-from libs.clock import ManualClock
-from libs.cursor import Keyring, new_key
+from libs.clock import Clock, ManualClock
+from libs.cursor import Keyring, KeyringFile, new_key
 from libs.errors import Reason, WeirError
-from libs.idempotency import kept
+from libs.idempotency import Keyed, kept
 from libs.idempotency.kept import MOST_ANSWER, KeptAnswers, Sealer
 
 BODY = b"b" * 16
@@ -54,8 +56,34 @@ class Store:
             raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
-def answers(store: Store, ring: Keyring = RING) -> KeptAnswers:
-    return KeptAnswers(store, holder="g1", keys=lambda: ring, life=100.0, timeout=1.0, clock=ManualClock())
+class Ring(KeyringFile):
+    """Keys that no file holds."""
+
+    def __init__(self, keys: Keyring) -> None:
+        super().__init__("")
+        self.keys = keys
+
+
+def answers(store: Store | None, ring: Keyring = RING, clock: Clock | None = None) -> KeptAnswers:
+    clock = clock or ManualClock()
+    return KeptAnswers(store, holder="g1", keys=Ring(ring), life=100.0, timeout=1.0, clock=clock)
+
+
+async def given_for(one: KeptAnswers, key: str = "k", make: Callable[[], bytes] = lambda: b"said") -> bytes:
+    """What a key stands for, or stands for from now on."""
+    known = Keyed[asyncio.Future[bytes]](most_size=2**30, life=100.0)
+    told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    async with one.answering(known, known.put("acme", key, BODY, told, 0.0), told) as claim:
+        answer = await claim.begin(bytes)
+        if answer is None:
+            await claim.keep(answer := make())
+        told.set_result(answer)
+    assert (known.find("acme", key, BODY) is told) is claim.kept
+    return await told
+
+
+def fails() -> bytes:
+    raise WeirError(Reason.QUOTA_TOKENS, "none left")
 
 
 @given(st.binary(max_size=200), st.binary(max_size=20), st.binary(max_size=20))
@@ -75,15 +103,21 @@ def test_what_is_sealed_opens_for_what_it_is_bound_to_and_with_any_key_of_the_ri
 
 async def test_it_is_waited_for_who_answers_and_his_answer_is_given() -> None:
     first = Store(pb.BeginResponse.STATE_BEGUN)
-    one = answers(first)
-    assert await one.begin("acme", "k", BODY) is None
-    await one.keep("acme", "k", b"said")
+    assert await given_for(answers(first)) == b"said"
     [request] = first.kept
     assert b"said" not in request.SerializeToString()
     running, ended = pb.BeginResponse.STATE_RUNNING, pb.BeginResponse.STATE_ENDED
-    assert await answers(Store(running, running, ended, answer=request.answer)).begin("acme", "k", BODY) == b"said"
+    assert await given_for(answers(Store(running, running, ended, answer=request.answer)), make=fails) == b"said"
     with pytest.raises(WeirError, match="cannot be read"):
-        await answers(Store(ended, answer=request.answer)).begin("acme", "another", BODY)
+        await given_for(answers(Store(ended, answer=request.answer)), "another")
+
+
+async def test_keys_of_a_process_alone_are_nobody_elses() -> None:
+    alone = answers(None)
+    assert await given_for(alone) == b"said"
+    with pytest.raises(WeirError, match="none left"):
+        await given_for(alone, make=fails)
+    await alone.drain()
 
 
 async def test_who_is_waited_for_in_vain_is_told_and_when_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,21 +127,29 @@ async def test_who_is_waited_for_in_vain_is_told_and_when_to_ask_again(monkeypat
         clock.advance(seconds)
 
     monkeypatch.setattr(kept.asyncio, "sleep", sleep)
-    store = Store(pb.BeginResponse.STATE_RUNNING)
-    waiting = KeptAnswers(store, holder="g1", keys=lambda: RING, life=100.0, timeout=1.0, clock=clock)
     with pytest.raises(WeirError) as told:
-        await waiting.begin("acme", "k", BODY)
+        await given_for(answers(Store(pb.BeginResponse.STATE_RUNNING), clock=clock))
     assert (told.value.reason, told.value.retry_after) == (Reason.IDEMPOTENCY_CONFLICT, kept.LEASE)
 
 
 async def test_what_is_too_large_is_said_to_be_and_nothing_runs_again() -> None:
     store = Store(pb.BeginResponse.STATE_BEGUN)
-    one = answers(store)
-    await one.begin("acme", "k", BODY)
-    await one.keep("acme", "k", bytes(MOST_ANSWER + 1))
+    await given_for(answers(store), make=lambda: bytes(MOST_ANSWER + 1))
     assert store.kept[0].answer == b""
     with pytest.raises(WeirError, match="too large"):
-        await answers(Store(pb.BeginResponse.STATE_ENDED)).begin("acme", "k", BODY)
+        await given_for(answers(Store(pb.BeginResponse.STATE_ENDED)), make=fails)
+
+
+async def test_what_fails_stands_for_nothing_and_a_fault_of_ours_is_told_without_its_words() -> None:
+    store = Store(pb.BeginResponse.STATE_BEGUN)
+    one = answers(store)
+    for make, reason in ((fails, Reason.QUOTA_TOKENS), (lambda: bytes.fromhex("secret"), Reason.INTERNAL)):
+        with pytest.raises(WeirError) as told:
+            await given_for(one, make=make)
+        assert told.value.reason is reason
+        assert "secret" not in str(told.value)
+    await one.drain()
+    assert (store.dropped, store.kept) == (2, [])
 
 
 async def test_a_store_that_is_away_is_no_answer_and_what_it_missed_comes_later(
@@ -116,13 +158,16 @@ async def test_a_store_that_is_away_is_no_answer_and_what_it_missed_comes_later(
     monkeypatch.setattr(kept, "_HOLD_SECONDS", 0.001)
     store = Store(pb.BeginResponse.STATE_BEGUN)
     one = answers(store)
-    await one.begin("acme", "k", BODY)
-    store.away = True
-    with pytest.raises(WeirError) as told:
-        await one.begin("acme", "other", BODY)
-    assert (told.value.reason, told.value.limit) == (Reason.DEPENDENCY_UNAVAILABLE, "idempotency_key")
-    await one.keep("acme", "k", b"said")
+
+    def made_while_it_goes() -> bytes:
+        store.away = True
+        return b"said"
+
+    assert await given_for(one, make=made_while_it_goes) == b"said"
     assert not store.kept
+    with pytest.raises(WeirError) as told:
+        await given_for(one, "other")
+    assert (told.value.reason, told.value.limit) == (Reason.DEPENDENCY_UNAVAILABLE, "idempotency_key")
     store.away = False
     await one.drain()
     assert len(store.kept) == 1
@@ -131,14 +176,22 @@ async def test_a_store_that_is_away_is_no_answer_and_what_it_missed_comes_later(
 async def test_claims_are_held_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_HOLD_SECONDS", 0.001)
     store = Store(pb.BeginResponse.STATE_BEGUN)
-    one = answers(store)
+    one, going = answers(store), asyncio.Event()
     holding = asyncio.create_task(one.run())
-    await asyncio.sleep(0)
-    assert not store.held.is_set()
-    await one.begin("acme", "k", BODY)
+    known = Keyed[asyncio.Future[bytes]](most_size=100, life=100.0)
+
+    async def answer(told: asyncio.Future[bytes]) -> None:
+        async with one.answering(known, known.put("acme", "k", BODY, told, 0.0), told) as claim:
+            await claim.begin(bytes)
+            await going.wait()
+
+    told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    answering = asyncio.create_task(answer(told))
     async with asyncio.timeout(10):
         await store.held.wait()
-    one.drop("acme", "k")
+    going.set()
+    await answering
+    assert told.cancelled()
     await one.drain()
     assert store.dropped == 1
     await asyncio.sleep(0.01)
@@ -148,3 +201,24 @@ async def test_claims_are_held_while_there_are_any(monkeypatch: pytest.MonkeyPat
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
+
+
+async def test_keys_that_change_are_taken_up_and_broken_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kept, "_HOLD_SECONDS", 0.001)
+    path, new = tmp_path / "answers", new_key()
+    path.write_text(f"{RING.signing.hex()}\n")
+    ring = KeyringFile(str(path))
+    one = KeptAnswers(None, holder="g1", keys=ring, life=100.0, timeout=1.0, clock=ManualClock())
+    running = asyncio.create_task(one.run())
+    path.write_text("no key\n")
+    await asyncio.sleep(0.01)
+    assert (ring.keys.signing, running.done()) == (RING.signing, False)
+    path.write_text(f"{new.hex()}\n{RING.signing.hex()}\n")
+    async with asyncio.timeout(10):
+        while ring.keys.signing != new:  # noqa: ASYNC110 - a file is looked at
+            await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

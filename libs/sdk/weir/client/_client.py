@@ -193,18 +193,21 @@ class Client:
         choices = list(response.choices)
         return Completion(choices[0].text if choices else "", choices, response.accepted, response.end)
 
-    async def embed(self, model: str, inputs: Sequence[str], *, timeout: float, user: str = "") -> Embeddings:
-        """Embed texts; `user` as in `generate`.
+    async def embed(
+        self, model: str, inputs: Sequence[str], *, timeout: float, user: str = "", idempotency_key: str = ""
+    ) -> Embeddings:
+        """Embed texts; `user` and `idempotency_key` as in `generate`.
 
         :raises WeirError: refused.
         """
-        request = inference_pb2.EmbedRequest(model=model, inputs=inputs)
-        response = await self._unary(self._stub.Embed, request, timeout, user)
+        request = inference_pb2.EmbedRequest(model=model, inputs=inputs, idempotency_key=idempotency_key)
+        response = await self._unary(self._stub.Embed, request, timeout, user, idempotency_key)
         return Embeddings(
             [list(e.values) for e in response.embeddings],
             response.model_version,
             response.usage.prompt_tokens,
             response.simulated,
+            response.replayed,
         )
 
     async def predict(

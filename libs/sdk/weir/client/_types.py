@@ -75,6 +75,8 @@ class Embeddings:
     model_version: str
     prompt_tokens: int
     simulated: bool
+    replayed: bool = False
+    """Given before, to the same idempotency key; nothing is billed."""
 
 
 def to_spec(
