@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from weir.audit.v1 import audit_pb2
 
@@ -11,7 +11,7 @@ from libs.auditlog import metrics
 from libs.clock import Clock
 from libs.deadlines import Deadline
 from libs.errors import Reason, WeirError
-from libs.journal import Batch, Journal
+from libs.journal import Batch, Journal, Opening
 from libs.mux import MuxClient, Semantics
 from libs.telemetry import get_logger
 
@@ -76,10 +76,26 @@ class AuditWriter:
         """Records reach the service and none waits."""
         return self._client.connected and not self._journal.pending
 
-    def open(self, record: audit_pb2.Record) -> int:
+    def open(self, record: audit_pb2.Record, before: int = -1) -> int:
         """Say that something begins of which there will be a record: as much of it as is known. Returns its place, for
-        `mark` and for the record's `write`."""
-        return self._begin(record.SerializeToString())
+        `mark` and for the record's `write`. What was opened at `before` goes on as this, which takes over its mark; it
+        stays as it was where there is no room for another.
+
+        What does not fit goes without the names of its safety policies, of which three tables may each give eight:
+        whoever is killed leaves the record without them."""
+        payload = record.SerializeToString()
+        if len(payload) > self._journal.longest and record.request.safety_policies:
+            shorter = audit_pb2.Record.FromString(payload)
+            del shorter.request.safety_policies[:]
+            payload = shorter.SerializeToString()
+        place, none = self._begin(payload), self._journal.none
+        if before in (-1, none):
+            return place
+        if place == none:
+            return before
+        self._journal.marks[place] = self._journal.marks[before]
+        self._journal.release(before)  # last: of two with one id `recover` makes one record
+        return place
 
     def keep(self, note: bytes) -> int:
         """Keep what is no record until it is released, or for the next life. Returns its place."""
@@ -113,7 +129,7 @@ class AuditWriter:
         known of it and its last mark; None of what leaves none. Returns them. `kept` is given what was kept."""
         records = []
         # Settlements come behind what they are of: where both are left, what is recorded is what is settled.
-        for opening in sorted(self._journal.lost, key=lambda each: each.number):
+        for opening in self._lost():
             if opening.payload.startswith(_NOTE):
                 kept(opening.payload.removeprefix(_NOTE))
                 self.release(opening.slot)
@@ -142,6 +158,19 @@ class AuditWriter:
         while self._journal.pending:
             self._sent.clear()
             await self._sent.wait()
+
+    def _lost(self) -> Iterable[Opening]:
+        """What former lives left, oldest first; what was just going on as something else, as that."""
+        found: dict[int | str, Opening] = {}
+        for each in sorted(self._journal.lost, key=lambda each: each.number):
+            note = each.payload.startswith(_NOTE)
+            name = each.number if note else audit_pb2.Record.FromString(each.payload).id
+            before = found.pop(name, each)
+            mark = self._journal.marks[each.slot] = max(before.mark, each.mark)
+            if before is not each:
+                self.release(before.slot)
+            found[name] = each._replace(mark=mark)
+        return found.values()
 
     def _begin(self, payload: bytes) -> int:
         place = self._journal.begin(payload)

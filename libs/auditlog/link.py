@@ -71,12 +71,17 @@ class JournaledLink:
         finally:
             await self._channel.close()
 
+    @property
+    def full(self) -> bool:
+        """A further record may be lost."""
+        return self._writer.full
+
     async def append(self, record: audit_pb2.Record) -> None:
         """Returns once the record is in the journal.
 
         :raises WeirError: DEPENDENCY_UNAVAILABLE when there is no room for it.
         """
-        if self._writer.full:
+        if self.full:
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the audit journal is full")
         self.write(record)
 

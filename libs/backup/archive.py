@@ -40,7 +40,7 @@ async def save(
     :param audit: the audit service's state directory; None: without it. Its keys lie there, or in `sealing`.
     :param records: the state directory of the store of records; None, or where its database is none in it: without it.
     :raises WeirError, SnapshotError: etcd gives no snapshot.
-    :raises SumsError: the sums cannot be read.
+    :raises SumsError: the sums cannot be read, or nothing else is named and there are none.
     :raises AuditLogError, LineError, KeyFileError: there is no audit log, or it does not hold.
     :raises BlobError: the store is away, or somebody else took a backup in this very millisecond.
     :raises OSError: a file cannot be read.
@@ -48,6 +48,8 @@ async def save(
     kept = await store.first_kept(INDEX)
     saved = await _save_etcd(store, endpoints, tls) if tls else None
     found = sums.sums_in(records) if records else b""
+    if not (tls or audit or found):
+        raise sums.SumsError(f"there is no {sums.NAME} in {records}; a store in PostgreSQL has backups of its own")
     manifest = Manifest(
         taken_at=now,
         previous=kept[1].decode() if kept else "",

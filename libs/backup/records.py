@@ -11,8 +11,10 @@ NAME = "records.sqlite"
 """The store's file, in the service's state directory."""
 SUMS = "records.sums"
 """What a backup calls it."""
-_MADE_AGAIN = "requests"
-"""The table whose rows the log still has: `weir records rebuild` makes them again."""
+_LEFT_OUT = frozenset({"requests", "answers"})
+"""Tables whose rows are in no backup: what the log still has, so that `weir records rebuild` makes it again; and what
+idempotency keys stand for, sealed words that are gone after a day, which a backup is not. After a restore a key stands
+for nothing."""
 
 
 class SumsError(Exception):
@@ -20,8 +22,8 @@ class SumsError(Exception):
 
 
 def sums_in(folder: Path) -> bytes:
-    """A database like the store's, with all but the rows of requests; empty where there is no store. The store may be
-    written meanwhile: it is as of one moment.
+    """A database like the store's, with the rows of all tables but `_LEFT_OUT`; empty where there is no store. The
+    store may be written meanwhile: it is as of one moment.
 
     :raises SumsError: it cannot be read.
     """
@@ -37,7 +39,7 @@ def sums_in(folder: Path) -> bytes:
             )
             for kind, name, sql in found.fetchall():
                 made.execute(sql)
-                if kind == "table" and name != _MADE_AGAIN:
+                if kind == "table" and name not in _LEFT_OUT:
                     made.execute(f'INSERT INTO main."{name}" SELECT * FROM live."{name}"')  # noqa: S608 - its own names
             made.execute("COMMIT")
             return made.serialize()

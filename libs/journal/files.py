@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from libs.journal import form
 
-_SPARE, _NEXT = "spare", "next"
+_SPARE, _NEXT, _LAID = "spare", "next", "laid"
 
 
 class JournalLockedError(RuntimeError):
@@ -114,7 +115,7 @@ class Journal:
         except BlockingIOError as error:
             os.close(self._lock)
             raise JournalLockedError(f"another process has {directory}") from error
-        for rest in (_SPARE, _NEXT):
+        for rest in (_SPARE, _NEXT, _LAID):
             (directory / rest).unlink(missing_ok=True)
         self._slots_path, slots_data = directory / "slots", b""
         if self._slots_path.exists():
@@ -144,20 +145,20 @@ class Journal:
         self._unsynced: list[_Segment] = []
         self._done: list[_Segment] = []
         self._named = False
-        wanted = form.Geometry(slots, slot_bytes)
-        known = form.geometry_of(slots_data)
-        # Slots of another layout stay as long as something of a former life stands in them.
-        self._geometry = known if known is not None and left.running else wanted
+        self._geometry = form.geometry_for(form.Geometry(slots, slot_bytes), left.running)
+        running = left.running
+        if running and form.geometry_of(slots_data) != self._geometry:
+            running = self._lay_out(running, slots_data)
         self._slots: _Mapped | None = None
         self.marks: memoryview
         """One number per slot, 0 to 2**64 - 1; `none` is the place of those that have no slot."""
         self._words: memoryview
         self._set_aside()
         self.none = self._geometry.slots
-        self.lost = left.running
+        self.lost = running
         """What former lives had begun and not ended: `append` with its slot ends it."""
-        held = {each.slot for each in left.running}
-        self._numbers = {each.slot: each.number for each in left.running}
+        held = {each.slot for each in running}
+        self._numbers = {each.slot: each.number for each in running}
         self._free = [place for place in range(self._geometry.slots - 1, -1, -1) if place not in held]
         self._map_slots(held)
         self._next_segment(self._last + 1)
@@ -168,9 +169,14 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """A further payload may find no room, neither on the disk nor within `max_bytes`."""
+        """A further payload may find no room, neither on the disk nor within `max_bytes`; or what begins, no slot."""
         crowded = self._refused or len(self._segments) >= self._max_segments
-        return crowded and self._spare is None and self._room < form.MAX_PAYLOAD + 64
+        return self._slots is None or (crowded and self._spare is None and self._room < form.MAX_PAYLOAD + 64)
+
+    @property
+    def longest(self) -> int:
+        """Bytes that a slot holds of what begins."""
+        return self._geometry.size - form.SLOT_HEAD
 
     @property
     def pending(self) -> bool:
@@ -184,7 +190,7 @@ class Journal:
 
     def begin(self, payload: bytes) -> int:
         """Say that something has begun, and take a slot for it; `none` where all are taken or it does not fit."""
-        if not self._free or self._slots is None or len(payload) > self._geometry.size - 16:
+        if not self._free or self._slots is None or len(payload) > self.longest:
             return self.none
         place = self._free.pop()
         self._openings += 1
@@ -225,7 +231,7 @@ class Journal:
     def _empty(self, slot: int) -> None:
         if self._slots is not None:
             at = self._geometry.at(slot)
-            self._slots.data[at : at + 16] = bytes(16)
+            self._slots.data[at : at + form.SLOT_HEAD] = bytes(form.SLOT_HEAD)
             self._free.append(slot)
 
     # ---- the reader's side -------------------------------------------------------------------------------------------
@@ -340,6 +346,21 @@ class Journal:
     def _fresh(self, name: str) -> _Mapped:
         return _Mapped(self._directory / name, self._segment_bytes, form.segment_head(self.identity))
 
+    def _lay_out(self, running: Sequence[form.Opening], known: bytes) -> tuple[form.Opening, ...]:
+        """Slots as they were asked for, with what a former life had begun in the first of them; a process that is
+        killed meanwhile has the old ones. Where the disk has no room for new ones those stay."""
+        moved = tuple(each._replace(slot=place) for place, each in enumerate(running))
+        try:
+            laid = _Mapped(self._directory / _LAID, self._geometry.total, known[: form.SLOTS_HEAD])
+            form.lay_out(laid.data, self._geometry, moved)
+            laid.sync()
+            laid.close()
+            os.rename(laid.path, self._slots_path)
+        except OSError:
+            self._geometry = form.geometry_of(known) or self._geometry
+            return tuple(running)
+        return moved
+
     def _map_slots(self, held: set[int]) -> None:
         """Have the slots in memory, those that are not `held` empty; without them nothing can be begun."""
         if self._slots is not None:
@@ -349,7 +370,7 @@ class Journal:
                 self._slots_path.unlink(missing_ok=True)
             slots = _Mapped(self._slots_path, self._geometry.total, form.slots_head(self._geometry))
             for place in self._free if held else ():
-                slots.data[(at := self._geometry.at(place)) : at + 16] = bytes(16)
+                slots.data[(at := self._geometry.at(place)) : at + form.SLOT_HEAD] = bytes(form.SLOT_HEAD)
             view = memoryview(slots.data)
             self._words = view[: form.SLOTS_HEAD].cast("Q")
             self.marks = view[form.SLOTS_HEAD : self._geometry.slots_at].cast("Q")

@@ -29,6 +29,8 @@ _SEGMENT = struct.Struct("<8sQQI4x")
 _FRAME = struct.Struct("<IIQQ")
 _SLOTS = struct.Struct("<8sII")
 _SLOT = struct.Struct("<IIQ")
+SLOT_HEAD = _SLOT.size
+"""Bytes of a slot before what it holds."""
 _CHANCE = 0xFFFFFFFF
 Buffer: TypeAlias = "bytes | mmap"
 _SEGMENT_MAGIC, _SLOTS_MAGIC = b"WEIRJ\0\0\1", b"WEIRO\0\0\1"
@@ -164,6 +166,22 @@ def geometry_of(data: bytes) -> Geometry | None:
     magic, count, size = _SLOTS.unpack_from(data)
     geometry = Geometry(count, size)
     return geometry if magic == _SLOTS_MAGIC and size > _SLOT.size and geometry.total == len(data) else None
+
+
+def geometry_for(wanted: Geometry, running: Sequence[Opening]) -> Geometry:
+    """As it is wanted, or larger where what runs has no room there."""
+    longest = max((len(each.payload) + _SLOT.size for each in running), default=0)
+    return Geometry(max(wanted.slots, len(running)), max(wanted.size, longest))
+
+
+def lay_out(data: mmap, geometry: Geometry, running: Sequence[Opening]) -> None:
+    """Write the slots' file of this geometry into `data`, whose header's sequences stay and whose rest is zeros."""
+    data[: _SLOTS.size] = _SLOTS.pack(_SLOTS_MAGIC, *geometry)
+    for each in running:
+        written, at = slot(each.number, each.payload), geometry.at(each.slot)
+        data[at : at + len(written)] = written
+        mark_at = SLOTS_HEAD + 8 * each.slot
+        data[mark_at : mark_at + 8] = each.mark.to_bytes(8, "little")
 
 
 def slot(number: int, payload: bytes) -> bytes:

@@ -160,14 +160,16 @@ class _Tab:
 class SharedLeases:
     """All of one process and event loop. Times are monotonic seconds."""
 
-    def __init__(self, quota: QuotaClient, *, clock: Clock, prefix: str, diary: Diary) -> None:
-        """`prefix` differs from process to process and from start to start: leases are named by it."""
+    def __init__(self, quota: QuotaClient, *, clock: Clock, prefix: str, diary: Diary, most: int) -> None:
+        """`prefix` differs from process to process and from start to start: leases are named by it. At `most` of them
+        those that no call draws from are settled: no more than one are then beyond what calls there are."""
         self._quota = quota
         self._clock = clock
         self._prefix = prefix
         self._diary = diary
         self._tabs: dict[Key, _Tab] = {}
-        self._opened = 0
+        self._opened = self._unsettled = 0
+        self._most = most
 
     def draw(self, key: Key, rows: int) -> SharedLease | None:
         """Out of the present lease, at once; None where `wait` is needed."""
@@ -309,6 +311,11 @@ class SharedLeases:
         if reservation.over_quota:
             tab.beyond_until = now + _REMEMBERED
         tab.spare, requests = 0, reserve.requests + spare
+        if self._unsettled >= self._most:
+            for each in self._tabs.values():
+                if each.lease is not None and each.lease.open == 0:
+                    self._retire(each, now)
+        self._unsettled += 1
         tab.lease = SharedLease(
             key, name, reservation, rows=rows, requests=requests, now=now, settle=self._settle, diary=self._diary
         )
@@ -320,6 +327,7 @@ class SharedLeases:
             lease.retire()
 
     def _settle(self, lease: SharedLease) -> None:
+        self._unsettled -= 1
         key = lease.key
         self._quota.settle(
             quota_pb2.Settle(

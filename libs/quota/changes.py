@@ -13,7 +13,7 @@ from libs.quota.types import Batch, Closed, Taken
 class Changes:
     """Collects decisions for `Ledger.take_changes`; whoever tracks them must take them regularly."""
 
-    __slots__ = ("closed", "ended", "grown", "opened", "taken", "told")
+    __slots__ = ("closed", "ended", "grown", "opened", "recorded", "taken", "told")
 
     def __init__(self) -> None:
         self.opened: list[Lease] = []
@@ -22,6 +22,7 @@ class Changes:
         self.taken: Counter[str] = Counter()
         """Requests that the edge took, by tenant."""
         self.ended: list[Key] = []
+        self.recorded: list[Key] = []
         self.told: dict[tuple[Key, str], Scope] = {}
         """Whose shares changed: by tenant and model, and holder."""
 
@@ -38,7 +39,8 @@ class Changes:
                 for told in scope.holdings.told(tenant, model, now, holder)
             ),
             tuple(lease.state(now) for lease in self.grown.values()),
+            tuple(self.recorded),
         )
-        for kept in (self.opened, self.closed, self.taken, self.ended, self.told, self.grown):
+        for kept in (self.opened, self.closed, self.taken, self.ended, self.told, self.grown, self.recorded):
             kept.clear()
         return batch

@@ -37,6 +37,13 @@ def apply(books: Books, batch: Batch, part: Part, now: int) -> None:
         lease = books.lease(key)
         if lease is not None:
             books.end(lease, now)
+    for key in batch.recorded:
+        lease = books.lease(key)
+        if lease is not None and lease.here:  # its gateway prolonged it here
+            continue
+        if lease is not None:  # its end was nobody's decision: it has not come here yet
+            books.end(lease, now)
+        books.scopes.bucket(key[0]).settled.recorded(key)
     for told in batch.told:
         _hold(books, told, now)
 

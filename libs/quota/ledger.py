@@ -297,14 +297,17 @@ class Ledger:
 
     def forget(self, now: int) -> list[tuple[Key, Charge]]:
         """Forgets ids that are old enough, where nothing was settled lately. Call now and then. Returns those that
-        were forgotten since, here and elsewhere, and that nobody had settled: their leases ended by themselves."""
-        lapsed = []
-        for bucket in self._scopes.buckets.values():
-            bucket.settled.purge(now)
-            if bucket.settled.lapsed:
-                lapsed += bucket.settled.lapsed
-                bucket.settled.lapsed = []
-        return lapsed
+        were forgotten and that nobody had settled, for their leases ended by themselves: each time until they are
+        `recorded`, here or elsewhere, or are as old as that."""
+        return [each for bucket in self._scopes.buckets.values() for each in bucket.settled.lapsed(now)]
+
+    def recorded(self, keys: Iterable[Key]) -> None:
+        """There is a record of each of these, which nobody settled: `forget` tells them no more, nor after a restart,
+        nor on another replica."""
+        for key in keys:
+            self._scopes.bucket(key[0]).settled.recorded(key)
+            if self._track:
+                self._changes.recorded.append(key)
 
     def holds(self, tenant: str, request_id: str) -> bool:
         """Whether the request has a live lease."""

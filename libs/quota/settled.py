@@ -11,6 +11,8 @@ from libs.quota.window import Part
 
 _MOST_LAPSED = 4096
 """All that one gateway runs, by default."""
+_RETENTIONS = 10
+"""For how long they wait at a replica that does not speak for their tenant: whoever does has said so long ago."""
 Key = tuple[str, str]
 """Tenant and request id."""
 
@@ -41,7 +43,7 @@ class SettledIds:
     :param retention_ns: how long an id is remembered, however many there are: longer than a settle is repeated.
     """
 
-    __slots__ = ("_charges", "_order", "_retention", "first", "lapsed", "untold")
+    __slots__ = ("_charges", "_lapsed", "_order", "_retention", "first", "untold")
 
     def __init__(self, retention_ns: int) -> None:
         self._retention = retention_ns
@@ -49,8 +51,9 @@ class SettledIds:
         self._order: deque[tuple[int, Key]] = deque()
         self.first = 0
         """The first one's place; it only grows."""
-        self.lapsed: list[tuple[Key, Charge]] = []
-        """Forgotten without anybody having settled them: what they used stays unknown. At most `_MOST_LAPSED`."""
+        self._lapsed: dict[Key, tuple[int, Charge]] = {}
+        """Forgotten without anybody having settled them, since when: what they used stays unknown. At most
+        `_MOST_LAPSED`, until they are `recorded`."""
         self.untold = 0
         """How many more there were."""
 
@@ -64,6 +67,7 @@ class SettledIds:
     def put(self, key: Key, charge: Charge, now: int) -> None:
         """Remembers an id, or what is charged for it instead of something else, from the charge's time on."""
         self._charges[key] = charge
+        self._lapsed.pop(key, None)
         self._order.append((charge.at, key))
         if self._order[0][0] < now - self._retention:
             self.purge(now)
@@ -71,6 +75,24 @@ class SettledIds:
     def forget(self, key: Key) -> None:
         """Its lease is open again."""
         self._charges.pop(key, None)
+        self._lapsed.pop(key, None)
+
+    def lapsed(self, now: int) -> list[tuple[Key, Charge]]:
+        """Those that were forgotten without anybody having settled them and that are not `recorded`: what they used
+        stays unknown. Each is told at least once."""
+        self.purge(now)
+        told = [(key, charge) for key, (_, charge) in self._lapsed.items()]
+        for key, (since, _) in list(self._lapsed.items()):
+            if since < now - _RETENTIONS * self._retention:
+                del self._lapsed[key]
+        return told
+
+    def recorded(self, key: Key) -> None:
+        """It has a record by now, made here or elsewhere."""
+        self._lapsed.pop(key, None)
+        charge = self._charges.get(key)
+        if charge is not None and charge.ended:
+            del self._charges[key]
 
     def purge(self, now: int) -> None:
         """Forgets what is old."""
@@ -83,8 +105,8 @@ class SettledIds:
                 del self._charges[key]
                 if not charge.ended:
                     continue
-                if len(self.lapsed) < _MOST_LAPSED:
-                    self.lapsed.append((key, charge))
+                if len(self._lapsed) < _MOST_LAPSED:
+                    self._lapsed[key] = now, charge
                 else:
                     self.untold += 1
 

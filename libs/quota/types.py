@@ -281,6 +281,8 @@ class Batch(NamedTuple):
     told: tuple[Told, ...] = ()
     grown: tuple[Opened, ...] = ()
     """Leases that reserve more than when they were opened."""
+    recorded: tuple[tuple[str, str], ...] = ()
+    """(tenant, request id) of leases that nobody settled and of which there is a record now: nobody makes another."""
 
     def only(self, wanted: Callable[[str], bool]) -> Batch:
         """What concerns the tenants that are wanted."""
@@ -291,6 +293,7 @@ class Batch(NamedTuple):
             tuple(each for each in self.ended if wanted(each[0])),
             tuple(each for each in self.told if wanted(each.tenant)),
             tuple(each for each in self.grown if wanted(each.tenant)),
+            tuple(each for each in self.recorded if wanted(each[0])),
         )
 
 

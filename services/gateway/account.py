@@ -118,7 +118,7 @@ def refused(
 
 def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepared, lease_id: str) -> None:
     """The request is going to run: from now on its journal keeps how much of it was delivered, and what it holds; once
-    more where it is going to run on something else after all."""
+    more where it is going to run on something else after all, or goes on there."""
     if request.internal is not None:
         return
     candidate = prepared.candidate
@@ -130,9 +130,8 @@ def opened(parts: Parts, request: Request, progress: Progress, prepared: Prepare
         if resumed.billed is not None:
             event.prompt_tokens, event.resumed_tokens = 0, resumed.billed
     event.queue_class = progress.queue_class = class_of(prepared.queue_class)
-    before, progress.place = progress.place, parts.audit.open(_record(parts, lease_id, event))
-    if before >= 0:  # last: nothing was delivered yet, and twice is better than not at all
-        parts.audit.release(before)
+    event.degraded.extend(prepared.degraded)
+    progress.place = parts.audit.open(_record(parts, lease_id, event), progress.place)
 
 
 def lost(parts: Parts, record: audit_pb2.Record, delivered: int) -> audit_pb2.Record:

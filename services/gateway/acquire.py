@@ -104,6 +104,8 @@ class Held(msgspec.Struct, frozen=True):
     """Among those on an arm of a rollout."""
     grant: Grant
     """On a worker."""
+    progress: Progress
+    """With its opening in the audit journal."""
 
 
 def accepted_of(

@@ -93,8 +93,9 @@ class Gateway:
             Path(settings.state_dir or mkdtemp(prefix="weir-gateway-")) / "audit-journal",
             rng=rng,
             max_bytes=settings.journal_bytes,
-            # Beside requests, the settlements of those before them.
-            slots=2 * settings.max_active,
+            # One for each request that may run and for each settlement that is kept; and one more, for a request that
+            # moves stands in two for a moment.
+            slots=2 * settings.max_active + 1,
         )
         source = f"{settings.service}/{settings.instance}"
         self._audit = AuditWriter(audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)

@@ -72,8 +72,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longer inputs are tokenised in a thread, so that they do not hold up everybody's tokens: well under a millisecond
     on the loop."""
     journal_bytes: int = 64 * 2**20
-    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, a kilobyte for
-    each of `max_active`."""
+    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, two kilobytes
+    for each of `max_active`."""
     blobs: str = ""
     """The mesh's blob store, for versions whose source is "blobs:": a URI as `libs.artifacts.open_store` knows them.
     Empty: such versions cannot be tokenised here."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from libs.breaker import is_fault
 from libs.catalog.plans import VERSION_CHANGED
 from libs.cursor import Origin
@@ -15,7 +17,7 @@ from libs.errors import Reason, WeirError
 from libs.occupancy import jittered
 from libs.routing import Route
 from libs.telemetry import get_logger
-from services.gateway import metrics
+from services.gateway import account, metrics
 from services.gateway.acquire import Held, accepted_of
 from services.gateway.generation import Generation, Moving
 from services.gateway.internal import mirror_soon, mirrored_of
@@ -64,7 +66,7 @@ async def generate(
         generation.breakdown.preprocess = prepared.tokenised - request.arrived
         generation.breakdown.decide = prepared.decided - prepared.tokenised
         held.visit.fail = generation.fail
-        stream = Stream(parts, request, candidate, generation, held)
+        stream = Stream(parts, request, prepared, generation, held)
         hand(generation)
         parts.active.add(generation)
         try:
@@ -112,18 +114,21 @@ def _origin(parts: Parts, request: Request, candidate: Candidate, parameters: Bo
 class Stream:
     """One generation's way over workers."""
 
-    __slots__ = ("_candidate", "_faults", "_generation", "_grant", "_member", "_parts", "_request", "_route")
+    __slots__ = (
+        *("_candidate", "_faults", "_generation", "_grant", "_held", "_member", "_parts", "_prepared", "_request"),
+        "_route",
+    )
 
-    def __init__(
-        self, parts: Parts, request: Request, candidate: Candidate, generation: Generation, held: Held
-    ) -> None:
+    def __init__(self, parts: Parts, request: Request, prepared: Prepared, generation: Generation, held: Held) -> None:
         self._parts = parts
         self._request = request
-        self._candidate = candidate
+        self._prepared = prepared
+        self._candidate = prepared.candidate
         self._generation = generation
+        self._held = held
         self._grant = held.grant
         self._member = held.member
-        self._route = candidate.route  # until it is moved to another version
+        self._route = self._candidate.route  # until it is moved to another version
         self._faults = 0  # workers that it lost
         held.member.on_taken_out = self._taken_out
         generation.on_end = held.member.break_off  # nobody looks for a worker any more
@@ -214,6 +219,8 @@ class Stream:
             membership.enter(self._member, candidate.model, route)
             if VERSION_CHANGED not in generation.degraded:
                 generation.degraded.append(VERSION_CHANGED)
+                diverted = replace(self._prepared, degraded=tuple(generation.degraded))
+                account.opened(self._parts, self._request, self._held.progress, diverted, self._held.lease.id)
         waiting = generation.unfinished
         readmit_message(
             admit,

@@ -164,9 +164,9 @@ class Pipeline:
                 prepared = await prepare(parts, request, lease, progress)
                 progress.begun = account.began(parts, request, prepared)
                 account.opened(parts, request, progress, prepared, lease.id)
-                held, hand = Held(visit, lease, member, grant), partial(self._hand, request, progress, face)
+                held, hand = Held(visit, lease, member, grant, progress), partial(self._hand, request, progress, face)
                 acquired = await self._acquire(request, prepared, held, progress)
-                if acquired.candidate.route != prepared.candidate.route:  # a smaller model, another arm
+                if acquired is not prepared:  # a smaller model, another arm, less of it
                     account.opened(parts, request, progress, acquired, lease.id)
                 last_step = replay if acquired.answer is not None else embed if request.spec.inputs else generate
                 served = await last_step(parts, request, acquired, held, hand)
@@ -203,7 +203,8 @@ class Pipeline:
 
     def _hand(self, request: Request, progress: Progress, face: asyncio.Future[Any], what: object) -> None:
         if isinstance(what, OutputBuffer) and progress.place >= 0 and not request.spec.whole:
-            what.on_taken = partial(self.parts.audit.mark, progress.place)
+            mark = self.parts.audit.mark
+            what.on_taken = lambda delivered: mark(progress.place, delivered)  # the place may change with its version
         if not face.done():  # else its caller has just left, and this task is about to hear of it
             face.set_result(what)
 

@@ -73,9 +73,10 @@ class Account:
         chance: Callable[[], float],
         life: str,
         mirror: Callable[[Call, Answer, ArmKey | None], None],
+        most: int,
     ) -> None:
         """`life` differs from process to process and from start to start; `chance` gives numbers in [0, 1); `mirror`
-        has an answered call answered a second time."""
+        has an answered call answered a second time; `most` calls may run."""
         self._catalog = catalog
         self._quota = quota
         self._audit = audit
@@ -84,7 +85,8 @@ class Account:
         self._clock = clock
         self._chance = chance
         self._mirror = mirror
-        self._leases = SharedLeases(quota, clock=clock, prefix=f"rows-{life}", diary=_Diary(audit, records))
+        diary = _Diary(audit, records)
+        self._leases = SharedLeases(quota, clock=clock, prefix=f"rows-{life}", diary=diary, most=most)
 
     # ---- a call ------------------------------------------------------------------------------------------------------
 

@@ -44,8 +44,9 @@ class Books:
             Path(settings.state_dir or mkdtemp(prefix="weir-predictor-")) / "audit-journal",
             rng=rng,
             max_bytes=settings.journal_bytes,
-            # Beside calls, the leases that they draw from, and what these were settled with.
-            slots=3 * settings.max_active,
+            # One for each call that may run, lease that calls draw from (one may be there that its caller has left) and
+            # settlement that is kept; and one more, for a settlement stands beside its lease for a moment.
+            slots=3 * settings.max_active + 2,
         )
         source, life = f"{settings.service}/{settings.instance}", uuid.UUID(int=rng.getrandbits(128))
         self._audit = AuditWriter(self._audit_link, journal, source=source, clock=clock, hold=settings.lazy_seconds)
@@ -76,6 +77,7 @@ class Books:
             chance=rng.random,
             life=life.hex,
             mirror=self.mirrors.mirror,
+            most=settings.max_active,
         )
         self._reporter = OutcomeReporter(
             outcomes.table,

@@ -75,8 +75,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     lazy_seconds: float = 0.05
     """A message that nobody waits for (settle, audit) waits this long for company."""
     journal_bytes: int = 256 * 2**20
-    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, two kilobytes
-    for each of `max_active`."""
+    """Disk that audit records may take while the audit service is away, in files of 4 MiB; beside them, three
+    kilobytes for each of `max_active`."""
     shadow: ShadowSettings = ShadowSettings(queue=256, deadline=5.0)
     """What mirrored predictions get of this process at most."""
 

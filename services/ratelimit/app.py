@@ -123,7 +123,8 @@ class RateLimitService:
             lapsed=Lapsed(
                 # Its ledger has forgotten them by then: what only memory had would go with it.
                 self._audit.write if isinstance(self._audit, JournaledLink) else self._watch.put,
-                owns=lambda tenant: owners.link(tenant) is None,
+                full=lambda: isinstance(self._audit, JournaledLink) and self._audit.full,
+                owns=owners.owns,
                 source=f"{settings.service}/{settings.instance}",
                 clock=clock,
             ),
@@ -186,6 +187,7 @@ class RateLimitService:
                 stop = self._view.on_change(self._apply)
                 group.create_task(self._members.run(), name="Members")
                 await self._peers.join()
+                self.keeper.joined = True
                 ready()
         finally:
             if stop is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from libs.quota import Cursor, Replica
@@ -25,7 +25,7 @@ class LedgerKeeper:
     """Background care of one replica.
 
     :param sweep: ends the leases of callers that are gone; returns how many.
-    :param lapsed: is told of leases that ended by themselves and that nobody has settled since.
+    :param lapsed: makes records of leases that ended by themselves and that nobody has settled since; says of which.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LedgerKeeper:
         wall: Nanoseconds,
         flush_seconds: float,
         replicate_seconds: float,
-        lapsed: Callable[[Sequence[tuple[Key, Charge]]], None] = lambda _: None,
+        lapsed: Callable[[Sequence[tuple[Key, Charge]]], Iterable[Key]] = lambda _: (),
     ) -> None:
         self._replica = replica
         self._peers = peers
@@ -53,6 +53,9 @@ class LedgerKeeper:
         # One thread: a write goes on when the flush that asked for it is cancelled, and the next must not overtake it.
         self._writer = ThreadPoolExecutor(1, "journal")
         self._timer: asyncio.TimerHandle | None = None
+        self.joined = False
+        """What other replicas know is known here, too: what a former life's journal does not say to be settled or
+        recorded may be by now."""
 
     async def recover(self) -> None:
         """Puts what the journal holds into the (empty) ledger. Call once, before serving.
@@ -88,7 +91,8 @@ class LedgerKeeper:
                 ledger = self._replica.ledger
                 metrics.EXPIRED.inc(ledger.expire(self._now()))
                 metrics.HOLDER_GONE.inc(self._sweep())
-                self._lapsed(ledger.forget(self._now()))
+                if self.joined:
+                    ledger.recorded(self._lapsed(ledger.forget(self._now())))
                 metrics.LEASES.set(ledger.live_leases)
                 self._peers.remind()
                 await self.flush()

@@ -44,3 +44,10 @@ class Owners:
             return None
         mux = self._links[shard_of(tenant, len(self._links))]
         return mux if mux.connected and mux.instance != self._instance else None
+
+    def owns(self, tenant: str) -> bool:
+        """This replica speaks for the tenant. Nobody does while its owner cannot be reached from here."""
+        if self._alone:
+            return True
+        mux = self._links[shard_of(tenant, len(self._links))] if self._links else None
+        return mux is not None and mux.connected and mux.instance == self._instance

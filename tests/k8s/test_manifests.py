@@ -229,8 +229,9 @@ def test_the_command_line_takes_what_jobs_say(overlay: str, tmp_path: Path, monk
     but the job, and etcd would stay open to the four that connect."""
     called: dict[str, Any] = {}
 
-    async def save(_: Any, *, audit: Path | None, **parts: Any) -> tuple[str, Manifest]:
-        called["backup-audit" if audit else "backup-etcd"] = audit or parts
+    async def save(_: Any, *, audit: Path | None, records: Path | None, **parts: Any) -> tuple[str, Manifest]:
+        named = {"backup-audit": audit, "backup-records": records}
+        called[next((name for name, folder in named.items() if folder), "backup-etcd")] = audit or records or parts
         return "", Manifest(taken_at=0.0)
 
     async def establish(*arguments: Any, **_: Any) -> list[str]:
@@ -258,7 +259,8 @@ def test_the_command_line_takes_what_jobs_say(overlay: str, tmp_path: Path, monk
     if overlay == "prod":
         backup = called["backup-etcd"]
         assert (list(backup["endpoints"]), backup["tls"].cert) == (members, "/etc/weir/tls/tls.crt")
-        assert str(called["backup-audit"]) == json.loads(config_of(overlay, "audit"))["state_dir"]
+        for service in ("audit", "records"):
+            assert str(called[f"backup-{service}"]) == json.loads(config_of(overlay, service))["state_dir"]
 
 
 def config_of(overlay: str, service: str) -> str:
@@ -270,20 +272,20 @@ def config_of(overlay: str, service: str) -> str:
 
 def test_backups_have_what_they_save() -> None:
     found = dict(workloads("prod"))
-    (claim,) = (
-        each["persistentVolumeClaim"] for each in found["backup-audit"]["spec"]["volumes"] if each["name"] == "state"
-    )
-    (log,) = (
-        each
-        for each in documents("prod")
-        if each["kind"] == "StatefulSet" and each["metadata"]["labels"]["app.kubernetes.io/name"] == "audit"
-    )
-    (volume,) = log["spec"]["volumeClaimTemplates"]
-    assert claim == {"claimName": f"{volume['metadata']['name']}-{log['metadata']['name']}-0", "readOnly": True}
-    (near,) = found["backup-audit"]["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert selects(near["labelSelector"], log["spec"]["template"]["metadata"]["labels"])
+    for service in ("audit", "records"):
+        job = found[f"backup-{service}"]["spec"]
+        (claim,) = (each["persistentVolumeClaim"] for each in job["volumes"] if each["name"] == "state")
+        (owner,) = (
+            each
+            for each in documents("prod")
+            if each["kind"] == "StatefulSet" and each["metadata"]["labels"]["app.kubernetes.io/name"] == service
+        )
+        (volume,) = owner["spec"]["volumeClaimTemplates"]
+        assert claim == {"claimName": f"{volume['metadata']['name']}-{owner['metadata']['name']}-0", "readOnly": True}
+        (near,) = job["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert selects(near["labelSelector"], owner["spec"]["template"]["metadata"]["labels"])
     rules = [each["spec"] for each in documents("prod") if each["kind"] == "NetworkPolicy"]
-    for name in ("backup-audit", "backup-etcd"):
+    for name in ("backup-audit", "backup-etcd", "backup-records"):
         mine = [each for each in rules if selects(each["podSelector"], found[name]["metadata"]["labels"])]
         ports = {port["port"] for each in mine for rule in each.get("egress", []) for port in rule["ports"]}
         assert ports == {53, 443} | ({18010} if name == "backup-etcd" else set())

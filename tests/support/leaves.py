@@ -296,10 +296,12 @@ async def rig(
     without: Collection[str] = (),
     store_of_records: int = 0,
     rollout: str = "127.0.0.1:9",
+    seed: Collection[Any] = (),
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
-    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives."""
+    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives; `seed`: what is in the
+    registry beside `registry`."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
     for worker in workers:
@@ -396,7 +398,7 @@ async def rig(
         drain_seconds=drain,
         **{"instance": "gateway-0", "lame_duck_seconds": 0.0, **settings},
     )
-    for message in registry(directory):
+    for message in (*registry(directory), *seed):
         await store.txn(puts=[Put(keys.key_of(message), keys.encode(message))])
     gateway = await build(configured, store=store)
     try:

@@ -22,7 +22,8 @@ Records = Annotated[
 ]
 SNAPSHOT, PRIVATE_NAME = "etcd.snapshot", "checkpoint.key"
 NOT_IN_IT = (
-    "model files (the blob store's own), certificates, pepper, the audit log's key-encryption key and other secrets"
+    "model files (the blob store's own), answers to idempotency keys, certificates, pepper, the audit log's "
+    "key-encryption key and other secrets"
 )
 
 
@@ -37,8 +38,8 @@ def backup(
     records: Records = None,
     as_json: Json = False,
 ) -> None:
-    """Save etcd, the audit log and sums of usage. Without --etcd and --audit those of the mesh on this machine; else
-    what is named.
+    """Save etcd, the audit log and sums of usage. Without --etcd, --audit and --records those of the mesh on this
+    machine; else what is named. Answers to idempotency keys are in no backup: after a restore a key stands for nothing.
 
     May run while everything runs. The store holds each file once, under its SHA-256: the next backup adds what is new.
     It holds hashes of API keys, so it is to be read by few. Note the id elsewhere: it proves every byte.
@@ -53,7 +54,7 @@ def backup(
         if not (ca and cert and key):
             raise UsageError("--etcd needs --ca, --cert and --key")
         tls = TlsFiles(ca=ca, cert=cert, key=key)
-    elif audit is None:
+    elif audit is None and records is None:
         from services.cli.config import locate
 
         mesh = locate()
@@ -62,7 +63,7 @@ def backup(
         root = mesh.state / "secrets" / "root"
         endpoints, tls = mesh.addresses("etcd"), TlsFiles(ca=mesh.tls.ca, cert=f"{root}.pem", key=f"{root}.key")
         audit = mesh.state / "data" / "audit"
-        records = records or mesh.state / "data" / "records"
+        records = mesh.state / "data" / "records"
 
     async def work(opened: Any) -> tuple[str, Any]:
         parts = {"audit": audit, "sealing": audit_keys, "records": records}
@@ -103,7 +104,7 @@ def restore(
 
     async def work(opened: Any) -> tuple[str, Any]:
         wanted = {"etcd": bool(here or snapshot), "audit": target is not None, "records": beside_it is not None}
-        done = await _fetched(opened, backup, folder, **wanted)
+        done = await _fetched(opened, backup, folder, **wanted, named=records is not None)
         since.extend(await erased_since(opened, done[0]))
         return done
 
@@ -139,16 +140,21 @@ def restore(
 
 
 async def _fetched(
-    opened: Any, backup: str, folder: Path, *, etcd: bool, audit: bool, records: bool
+    opened: Any, backup: str, folder: Path, *, etcd: bool, audit: bool, records: bool, named: bool
 ) -> tuple[str, Any]:
-    """The parts of a backup that are wanted, or of a trial all, in a folder."""
+    """The parts of a backup that are wanted, or of a trial all, in a folder; `named`: sums of records have to be there,
+    which a mesh need not have."""
     from msgspec.structs import replace
 
     from libs.backup import NoBackupError, fetch, latest, load
 
     wanted = backup or await latest(opened)
     manifest = await load(opened, wanted)
-    for name, asked, part in (("snapshot of etcd", etcd, manifest.etcd), ("audit log", audit, manifest.audit)):
+    for name, asked, part in (
+        ("snapshot of etcd", etcd, manifest.etcd),
+        ("audit log", audit, manifest.audit),
+        ("sums of records", named, manifest.records),
+    ):
         if asked and part is None:
             raise NoBackupError(f"backup {wanted[:12]}… holds no {name}")
     if etcd or audit or records:

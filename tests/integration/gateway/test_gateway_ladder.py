@@ -19,7 +19,7 @@ from weir.router.v1 import router_pb2
 
 from libs.deadlines import to_seconds
 from libs.errors import Reason, WeirError
-from tests.support.leaves import MODEL, Rig, Running, rig
+from tests.support.leaves import MODEL, Held, Rig, Running, rig
 from tests.support.native_stream import FLAGGED, Stream, ids, refusal, taken
 from tests.support.openai_call import Answered, chat
 from tests.support.tokenizer import write_byte_tokenizer
@@ -172,9 +172,18 @@ async def only_the_smaller(mesh: Rig) -> None:
 
 
 async def test_a_smaller_model_is_what_a_killed_gateways_next_life_bills(tmp_path: Path) -> None:
+    """As many requests run and settlements wait as there may be: there is still a slot for what it became."""
     (tmp_path / "model").mkdir()
     model, state, killed = write_byte_tokenizer(tmp_path / "model"), tmp_path / "state", tmp_path / "killed"
-    async with rig(model, state) as first:
+    dear = registry_pb2.Price(model="tiny", input_microusd_per_million=10**9, output_microusd_per_million=10**9)
+    cheap = registry_pb2.Price(model="mini", input_microusd_per_million=10**6, output_microusd_per_million=2 * 10**6)
+    async with rig(model, state, seed=(dear, cheap), max_active=1, max_active_share=1.0) as first:
+        limiter = Held(first.quota, lambda call: call.HasField("settle"))
+        async with Stream(first, max_tokens=9) as before:
+            await (await taken(first.workers[0])).last(ids("ab"))
+            await before.rest()
+        earlier = (await limiter.question()).settle
+        await record(first)
         await only_the_smaller(first)
         async with Stream(first, max_tokens=9) as stream:
             running = await taken(first.workers[0])
@@ -183,12 +192,17 @@ async def test_a_smaller_model_is_what_a_killed_gateways_next_life_bills(tmp_pat
             shutil.copytree(state, killed)
             await running.finish()
             await stream.rest()
+        limiter.go.set()
         done = await record(first)
-    async with rig(model, killed) as second:
-        lost, settle = await record(second), await settled(second)
+    async with rig(model, killed, seed=(dear, cheap), max_active=1) as second:
+        lost, settles = await record(second), [await settled(second), await settled(second)]
         assert second.records.empty()
     assert (lost.request_id, lost.outcome, lost.completion_tokens) == (done.request_id, "gateway_lost", 2)
-    assert lost.model_version == settle.model_version == done.model_version == "mini@1"
+    assert (lost.model_version, lost.arm) == (done.model_version, done.arm) == ("mini@1", "")
+    assert list(lost.degraded) == list(done.degraded) == ["output_capped", "smaller_model"]
+    assert lost.spend_microusd == done.spend_microusd == 2 * 1 + 2 * 2
+    assert {each.request_id: each.model_version for each in settles}.pop(earlier.request_id) == MODEL
+    assert sorted(each.model_version for each in settles) == ["mini@1", MODEL]
 
 
 async def test_a_smaller_model_answers_and_is_what_is_paid_for(mesh: Rig) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from weir.worker.v1 import worker_pb2
 from libs.errors import Reason, WeirError
 from libs.registry import Put, keys
 from tests.support.canary import CANARY, CANDIDATE, begin, end, rollout, seen
-from tests.support.leaves import MODEL, Held, Rig
+from tests.support.leaves import MODEL, Held, Rig, rig
 from tests.support.native_stream import Stream, ids, refusal, taken
+from tests.support.tokenizer import write_byte_tokenizer
 
 MIGRATE, FINISH = registry_pb2.IN_FLIGHT_MIGRATE, registry_pb2.IN_FLIGHT_FINISH
 ROLLED_BACK = registry_pb2.ROLLOUT_PHASE_ROLLED_BACK
@@ -118,6 +121,33 @@ async def test_running_streams_go_on_elsewhere_token_by_token(mesh: Rig, take_ou
     assert moved("taken_out") == before + 1
     assert mesh.records.empty()
     assert mesh.settled.empty()
+
+
+async def test_a_stream_of_two_versions_is_recorded_alike_by_a_killed_gateways_next_life(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    model, state, killed = write_byte_tokenizer(tmp_path / "model"), tmp_path / "state", tmp_path / "killed"
+    async with rig(model, state) as first:
+        await begin(first, on_rollback=MIGRATE)
+        async with Stream(first, max_tokens=10) as stream:
+            await (await taken(first.workers[0])).tokens(ids("abc"))
+            assert await stream.text(3) == "abc"
+            await roll_back(first)
+            rest = await taken(first.workers[0])
+            await rest.tokens(ids("de"))
+            assert await stream.text(2) == "de"
+            shutil.copytree(state, killed)
+            await rest.finish()
+            await stream.rest()
+        done = (await asyncio.wait_for(first.records.get(), 10)).request
+    async with rig(model, killed) as second:
+        lost = (await asyncio.wait_for(second.records.get(), 10)).request
+        settle = await asyncio.wait_for(second.settled.get(), 10)
+        assert second.records.empty()
+        assert second.settled.empty()
+    assert (lost.request_id, lost.outcome) == (done.request_id, "gateway_lost")
+    assert (lost.model_version, lost.arm) == (done.model_version, done.arm) == (CANDIDATE, "canary")
+    assert (lost.prompt_tokens, lost.completion_tokens, settle.tokens) == (2, 5, 7)
+    assert list(lost.degraded) == list(done.degraded) == ["version_changed"]
 
 
 async def test_an_answer_of_two_versions_is_not_kept_as_one_of_the_first(mesh: Rig) -> None:

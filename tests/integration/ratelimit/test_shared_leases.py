@@ -51,10 +51,10 @@ class Pages:
 class Caller:
     """Draws rows, on a clock that stands still unless it is moved."""
 
-    def __init__(self, one: Asking) -> None:
+    def __init__(self, one: Asking, *, most: int = 64) -> None:
         self.clock = ManualClock(SystemClock().monotonic())
         self.pages = Pages()
-        self.leases = SharedLeases(one.client, clock=self.clock, prefix="p0", diary=self.pages)
+        self.leases = SharedLeases(one.client, clock=self.clock, prefix="p0", diary=self.pages, most=most)
 
     async def draw(self, rows: int = 1, key: Key = FRAUD, *, given: float = 20.0) -> SharedLease:
         """As a call does."""
@@ -198,7 +198,7 @@ class Silent:
 
 async def test_a_deadline_that_passes_while_nobody_answers_is_told() -> None:
     quota = Silent()
-    leases = SharedLeases(quota, clock=SystemClock(), prefix="p0", diary=Pages())  # type: ignore[arg-type]
+    leases = SharedLeases(quota, clock=SystemClock(), prefix="p0", diary=Pages(), most=9)  # type: ignore[arg-type]
     waits = [leases.wait(FRAUD, 1, deadline=SystemClock().monotonic() + 0.01) for _ in range(3)]
     for late in await asyncio.gather(*waits, return_exceptions=True):
         assert isinstance(late, WeirError)
@@ -229,3 +229,15 @@ async def test_requests_that_the_edge_did_not_count_are_counted_with_their_lease
         await settled(node, 64)
         report = node.service._ledger.report("acme", ROWS + "fraud", node.service._now())
         assert 64 <= 4000 - report.requests.remaining <= 64 + 100
+
+
+async def test_there_are_no_more_leases_than_calls_may_run_and_one(replicas: Cluster) -> None:
+    node = await replicas.start("ratelimit-0", seed=(LIMITS,))
+    async with gateway(0, node.address) as one:
+        caller = Caller(knows(one), most=2)
+        running = await caller.draw(3)
+        for number in range(6):
+            (await caller.draw(1, FRAUD._replace(model=f"model-{number}"))).end(1, 1)
+            assert len(caller.pages.open) <= 2
+        assert running.place in caller.pages.open  # what is drawn from stays
+        running.end(3, 3)

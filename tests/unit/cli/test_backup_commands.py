@@ -65,6 +65,22 @@ async def test_sums_of_usage_come_back_where_no_store_of_records_is(tmp_path: Pa
     assert not (tmp_path / "log" / "records.sums").exists()
 
 
+async def test_sums_of_usage_may_be_saved_alone_as_a_cluster_does(tmp_path: Path, audit: Path) -> None:
+    weir, store, own = Operator(tmp_path), tmp_path / "store", tmp_path / "own"
+    own.mkdir()
+    none = await weir("backup", store, "--records", own)
+    assert (none.code, "no records.sqlite" in none.err) == (1, True), none.err
+    with contextlib.closing(sqlite3.connect(own / "records.sqlite")) as made, made:
+        made.execute("CREATE TABLE usage (tenant)")
+    saved = await weir("backup", store, "--records", own)
+    assert (saved.code, "answers to idempotency keys" in saved.out) == (0, True), saved.err
+    assert (await weir("restore", store, "--records", tmp_path / "back")).code == 0
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["records.sqlite"]
+    assert (await weir("backup", store, "--audit", audit)).code == 0
+    without = await weir("restore", store, "--records", tmp_path / "third")
+    assert (without.code, "holds no sums of records" in without.err) == (1, True), without.err
+
+
 async def test_what_was_erased_since_a_backup_does_not_come_back_with_it(tmp_path: Path) -> None:
     weir, store, log = Operator(tmp_path), tmp_path / "store", tmp_path / "log"
     files, (vault, ring) = audit_files(log), opened(log)

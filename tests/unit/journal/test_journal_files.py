@@ -257,7 +257,7 @@ def test_pages_of_a_tmpfs_outlive_the_process_as_well() -> None:
         shutil.rmtree(path)
 
 
-def test_slots_are_as_many_as_there_are_and_openings_of_a_former_life_keep_theirs(tmp_path: Path) -> None:
+def test_slots_are_as_many_as_there_are_and_openings_of_a_former_life_move_to_new_ones(tmp_path: Path) -> None:
     journal = opened(tmp_path, slots=2)
     first, second = journal.begin(b"one"), journal.begin(b"two")
     assert {first, second} == {0, 1}
@@ -266,16 +266,55 @@ def test_slots_are_as_many_as_there_are_and_openings_of_a_former_life_keep_their
     assert journal.begin(b"x" * 200) == journal.none  # longer than a slot
     journal.marks[second] = 2**64 - 1
     journal.close()
-    again = opened(tmp_path, slots=64)  # the layout that was asked for holds once nothing stands in the old one
+    again = opened(tmp_path, slots=64, slot_bytes=256)  # the layout that is asked for holds, whatever stands in the old
     [lost] = again.lost
     assert (lost.payload, lost.mark) == (b"two", 2**64 - 1)
-    assert again.begin(b"new") != lost.slot
+    assert again.begin(b"x" * 200) not in (lost.slot, again.none)
+    assert len({again.begin(b"new") for _ in range(62)} - {again.none}) == 62
     assert again.append(b"end of two", lost.slot)
     assert list(taken(again)) == [b"end of one", b"end of two"]
     again.close()
-    third = opened(tmp_path, slots=64)
-    assert [each.payload for each in third.lost] == [b"new"]
+    third = opened(tmp_path, slots=1)  # fewer, and smaller ones: what runs has its own
+    assert sorted(each.payload for each in third.lost) == [b"new"] * 62 + [b"x" * 200]
+    assert third.begin(b"none is left") == third.none
     third.close()
+
+
+def test_without_room_for_slots_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that begins could be said: whatever must be recorded may not begin."""
+    allocate = os.posix_fallocate
+
+    def nearly(descriptor: int, at: int, size: int) -> None:
+        if size == 128 * 8 + 64 + 8 * 9:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        allocate(descriptor, at, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", nearly)
+        journal = opened(tmp_path)
+        assert journal.full
+        assert journal.append(b"kept all the same")
+    journal.tend()
+    assert not journal.full
+    assert journal.begin(b"something") != journal.none
+    journal.close()
+
+
+def test_slots_that_find_no_room_on_the_disk_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(tmp_path, slots=2)
+    journal.begin(b"runs")
+    journal.close()
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        again = opened(tmp_path, slots=64)
+        assert [each.payload for each in again.lost] == [b"runs"]
+        assert again.none == 2
+        again.close()
+    assert [each.payload for each in opened(tmp_path, slots=64).lost] == [b"runs"]
 
 
 def test_a_copied_folder_comes_to_another_epoch_and_can_take_another_name(tmp_path: Path) -> None:

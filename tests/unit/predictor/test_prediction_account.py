@@ -74,6 +74,7 @@ class World:
             chance=lambda: 0.5,
             life="1",
             mirror=lambda *_: None,
+            most=1,
         )
         reservation = SimpleNamespace(over_quota=False, local=False)
         held = SimpleNamespace(id="l-1", used=0, reservation=reservation, end=lambda rows, used: None)
