@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -22,6 +23,8 @@ from libs.telemetry.scrub import scrub, scrub_value
 
 INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"
 Attribute = str | int | float | bool | list[str]
+MOST_LINKS = 32
+"""Of one span."""
 # Version 00 of the W3C format; ids of zeros are invalid there.
 _TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -196,9 +199,17 @@ def root(ratio: float, rng: random.Random) -> str:
 
 
 def span(
-    name: str, parent: str = "", *, kind: str = INTERNAL, attributes: Mapping[str, Attribute] | None = None
+    name: str,
+    parent: str = "",
+    *,
+    kind: str = INTERNAL,
+    attributes: Mapping[str, Attribute] | None = None,
+    links: Iterable[str] = (),
 ) -> Span:
-    """Start a span under `parent`; see the module docstring. A malformed parent counts as none."""
+    """Start a span under `parent`; see the module docstring. A malformed parent counts as none.
+
+    :param links: traceparents of spans that it serves as well, or that serve it: the first `MOST_LINKS` are kept.
+    """
     if _tracer is None or not is_sampled(parent):
         return _Unsampled(parent) if parent else _NOTHING
     if not _TRACEPARENT.fullmatch(parent):
@@ -211,6 +222,7 @@ def span(
             context=trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))),
             kind=trace.SpanKind[kind],
             attributes=scrub_value(dict(attributes)) if attributes else None,
+            links=[trace.Link(_context(each)) for each in islice(links, MOST_LINKS)],
         )
     )
 
