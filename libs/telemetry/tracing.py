@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -72,12 +73,13 @@ class _Unsampled:
 
 
 class _Sampled:
-    __slots__ = ("_ended", "_span", "traceparent")
+    __slots__ = ("_began", "_ended", "_span", "traceparent")
     recording = True
 
     def __init__(self, otel_span: Any) -> None:
         context = otel_span.get_span_context()
         self._span = otel_span
+        self._began = monotonic_ns()
         self._ended = False
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
@@ -93,7 +95,7 @@ class _Sampled:
 
             self._span.set_attribute("error.type", error)
             self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end()
+        self._span.end(self._span.start_time + monotonic_ns() - self._began)  # whatever the clock is set to meanwhile
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -104,6 +105,18 @@ def test_a_failure_marks_the_span(exported: InMemorySpanExporter) -> None:
     assert (ours.attributes or {})["error.type"] == "QUOTA_TOKENS"
     assert (foreign.attributes or {})["error.type"] == "ZeroDivisionError"
     assert not ours.events  # an exception event would carry the message
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_clock_that_is_set_changes_no_duration(
+    exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    made = span("work", SAMPLED)
+    set_to = time.time_ns() + jump * 10**9
+    monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", lambda: set_to)
+    made.end()
+    [told] = exported.get_finished_spans()
+    assert 0 <= told.end_time - told.start_time < 3000 * 10**9
 
 
 def test_ending_twice_changes_nothing(exported: InMemorySpanExporter) -> None:
