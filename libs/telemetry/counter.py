@@ -5,8 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+
+class Counts(Metric):
+    """What a scrape reads: series. `samples`, which cost more than the series do, are made where they are asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: tuple[str, ...],
+        series: Sequence[tuple[tuple[str, ...], float]] = (),
+    ) -> None:
+        self.labels = self._labelnames = labels  # the library's families have the latter
+        self.series = series
+        super().__init__(name.removesuffix("_total"), documentation, "counter")
+
+    @property
+    def samples(self) -> list[Sample]:
+        """See `Metric`."""
+        family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
+        for values, count in self.series:
+            family.add_metric(values, count)
+        return family.samples
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """Nothing: `Metric` begins with none."""
 
 
 class Count:
@@ -45,15 +73,10 @@ class FastCounter(Collector):
         """Show no series any more whose first label has this value."""
         self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
 
-    def describe(self) -> Iterator[CounterMetricFamily]:
+    def describe(self) -> Iterator[Counts]:
         """See `Collector`: the names that it takes."""
-        name, documentation, labelnames = self._told
-        yield CounterMetricFamily(name, documentation, labels=labelnames)
+        yield Counts(*self._told)
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Counts]:
         """See `Collector`."""
-        name, documentation, labelnames = self._told
-        family = CounterMetricFamily(name, documentation, labels=labelnames)
-        for values, count in list(self._counts.items()):
-            family.add_metric(values, count.value)
-        yield family
+        yield Counts(*self._told, [(values, count.value) for values, count in list(self._counts.items())])

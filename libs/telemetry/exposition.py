@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from weir.telemetry.v1 import exposition_pb2 as pb
 
+from libs.telemetry.counter import Counts
 from libs.telemetry.histogram import SCHEMA, ZERO, Child, FastFamily
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
@@ -105,10 +106,19 @@ def _families(metric: Metric) -> Iterator[bytes]:
     """Each a `MetricFamily`."""
     if isinstance(metric, FastFamily):
         yield from _both(metric)
+    elif isinstance(metric, Counts):
+        yield from _counts(metric)
     elif metric.type == "histogram":
         yield _classic(metric).SerializeToString()
     else:
         yield from _values(metric)
+
+
+def _counts(metric: Counts) -> Iterator[bytes]:
+    """Written like `_values`."""
+    labels, value, pack = metric.labels, _VALUES[_COUNTER], _DOUBLE.pack
+    if found := [_series(_labelled(labels, values) + value + pack(count)) for values, count in metric.series]:
+        yield _family(f"{metric.name}_total", metric.documentation, _COUNTER, found)
 
 
 def _values(metric: Metric) -> Iterator[bytes]:
