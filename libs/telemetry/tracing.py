@@ -210,7 +210,8 @@ def span(
 ) -> Span:
     """Start a span under `parent`; see the module docstring. A malformed parent counts as none.
 
-    :param links: traceparents of spans that it serves as well, or that serve it: the first `MOST_LINKS` are kept.
+    :param links: traceparents of spans that it serves as well, or that serve it: the first `MOST_LINKS` well-formed
+        ones are kept.
     """
     if _tracer is None or not is_sampled(parent):
         return _Unsampled(parent) if parent else _NOTHING
@@ -224,7 +225,7 @@ def span(
             context=trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))),
             kind=trace.SpanKind[kind],
             attributes=scrub_value(dict(attributes)) if attributes else None,
-            links=[trace.Link(_context(each)) for each in islice(links, MOST_LINKS)],
+            links=[trace.Link(_context(each)) for each in islice(filter(_TRACEPARENT.fullmatch, links), MOST_LINKS)],
         )
     )
 

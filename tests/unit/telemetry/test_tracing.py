@@ -107,6 +107,13 @@ def test_a_failure_marks_the_span(exported: InMemorySpanExporter) -> None:
     assert not ours.events  # an exception event would carry the message
 
 
+def test_a_span_has_so_many_links_and_none_to_what_is_no_span(exported: InMemorySpanExporter) -> None:
+    others = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 2 * tracing.MOST_LINKS)]
+    span("step", SAMPLED, links=["", "00-1-2-01", *others]).end()
+    [told] = exported.get_finished_spans()
+    assert [link.context.trace_id for link in told.links] == list(range(1, tracing.MOST_LINKS + 1))
+
+
 @pytest.mark.parametrize("jump", [-3600, 3600])
 def test_a_clock_that_is_set_changes_no_duration(
     exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, jump: int
