@@ -1,11 +1,12 @@
-"""Prometheus counters for paths that every request takes: like `libs/telemetry/histogram.py`, without a lock."""
+"""Prometheus counters and gauges for paths that every request takes and for many series: like
+`libs/telemetry/histogram.py`, without a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -19,15 +20,17 @@ class Counts(Metric):
         documentation: str,
         labels: tuple[str, ...],
         series: Sequence[tuple[tuple[str, ...], float]] = (),
+        kind: str = "counter",
     ) -> None:
         self.labels = self._labelnames = labels  # the library's families have the latter
         self.series = series
-        super().__init__(name.removesuffix("_total"), documentation, "counter")
+        super().__init__(name.removesuffix("_total") if kind == "counter" else name, documentation, kind)
 
     @property
     def samples(self) -> list[Sample]:
         """See `Metric`."""
-        family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
+        kind = CounterMetricFamily if self.type == "counter" else GaugeMetricFamily
+        family = kind(self.name, self.documentation, labels=self.labels)
         for values, count in self.series:
             family.add_metric(values, count)
         return family.samples
@@ -49,9 +52,15 @@ class Count:
         """Add to it; nothing negative."""
         self.value += amount
 
+    def set(self, value: float) -> None:
+        """Of a gauge."""
+        self.value = value
+
 
 class FastCounter(Collector):
     """Like `prometheus_client.Counter`, with labels only; counted on one event loop."""
+
+    _kind = "counter"
 
     def __init__(
         self, name: str, documentation: str, labelnames: Sequence[str], *, registry: CollectorRegistry = REGISTRY
@@ -75,8 +84,15 @@ class FastCounter(Collector):
 
     def describe(self) -> Iterator[Counts]:
         """See `Collector`: the names that it takes."""
-        yield Counts(*self._told)
+        yield Counts(*self._told, kind=self._kind)
 
     def collect(self) -> Iterator[Counts]:
         """See `Collector`."""
-        yield Counts(*self._told, [(values, count.value) for values, count in list(self._counts.items())])
+        series = [(values, count.value) for values, count in list(self._counts.items())]
+        yield Counts(*self._told, series, self._kind)
+
+
+class FastGauge(FastCounter):
+    """Likewise `prometheus_client.Gauge`."""
+
+    _kind = "gauge"

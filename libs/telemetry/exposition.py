@@ -116,9 +116,10 @@ def _families(metric: Metric) -> Iterator[bytes]:
 
 def _counts(metric: Counts) -> Iterator[bytes]:
     """Written like `_values`."""
-    labels, value, pack = metric.labels, _VALUES[_COUNTER], _DOUBLE.pack
+    kind = _TYPES[metric.type]
+    labels, value, pack = metric.labels, _VALUES[kind], _DOUBLE.pack
     if found := [_series(_labelled(labels, values) + value + pack(count)) for values, count in metric.series]:
-        yield _family(f"{metric.name}_total", metric.documentation, _COUNTER, found)
+        yield _family(metric.name + "_total" * (kind == _COUNTER), metric.documentation, kind, found)
 
 
 def _values(metric: Metric) -> Iterator[bytes]:
