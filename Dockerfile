@@ -1,4 +1,4 @@
-# Weir's images: `docker build --target control .`, predictor, engine, engine-cuda, edge, etcd, load. docs/deploy.md says what runs where.
+# Weir's images: `docker build --target control .`, records, predictor, engine, engine-cuda, edge, etcd, load. docs/deploy.md says what runs where.
 #
 # Every image runs as user 10001 and writes nowhere but to /var/lib/weir and /tmp: run it with a read-only root.
 # Packages come from pip's index by the hashes in deploy/images/*.lock; a build context `wheels` stands in for the index
@@ -26,9 +26,9 @@ COPY deploy/images/seal /usr/local/bin/
 FROM pip AS packages
 RUN ["python3", "-m", "venv", "--without-pip", "/opt/weir"]
 COPY deploy/images/control.lock /locks/
-# xds-protos brings older copies of files that belong to the other two, and must not come last. 105 MB stay behind: names
+# xds-protos brings older copies of files that belong to the other two, and must not come last. 90 MB stay behind: names
 # of places and carriers by telephone number, descriptions of AWS services that nobody here calls, zstandard's second
-# backend, what numpy builds extensions with, SQLAlchemy's kit for dialects, what type checkers and C compilers read, tests.
+# backend, what numpy builds extensions with, what type checkers and C compilers read, tests.
 RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes -r /locks/control.lock && \
     awk '/^(googleapis-common-protos|opentelemetry-proto)==/ { on = 1 } on { print } !/\\$/ { on = 0 }' \
@@ -36,8 +36,7 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --require-hashes --force-reinstall \
         -r /locks/theirs.lock && \
     cd /opt/weir/lib/python3*/site-packages && \
-    rm -r phonenumbers/geodata phonenumbers/carrierdata zstandard/_cffi.*.so numpy/distutils \
-        sqlalchemy/testing alembic/testing && \
+    rm -r phonenumbers/geodata phonenumbers/carrierdata zstandard/_cffi.*.so numpy/distutils && \
     find . -type f \( -name '*.pyi' -o -name '*.h' \) -delete && \
     find botocore/data -mindepth 1 -maxdepth 1 -type d ! -name s3 ! -name kms ! -name sts ! -name 'sso*' ! -name signin \
         -exec rm -r {} + && \
@@ -49,6 +48,15 @@ COPY . /src
 RUN /pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel /src && \
     /pip/bin/pip --python /opt/weir/bin/python3 install --no-deps --target /out/opt/app /wheel/*.whl && \
     mkdir -p /out/usr/share && ln -s /opt/app/weir_files /out/usr/share/weir && seal /out
+
+# Databases, which only the store of records speaks to; without the kits that dialects are tested with.
+FROM packages AS records-packages
+COPY deploy/images/records.lock /locks/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /pip/bin/pip install --target /out/opt/records --no-deps --require-hashes -r /locks/records.lock && \
+    cd /out/opt/records && rm -r bin ./*/testing && \
+    find . -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' \) -delete && \
+    seal /out
 
 # What predictors run models with, all but torch. What converts, tests and compiles stays behind, data sets to learn from
 # and the library that programs in C would link ONNX Runtime from, which Python's has inside: 70 MB. LightGBM wants the
@@ -133,6 +141,11 @@ ENV PATH=/opt/app/bin:/opt/weir/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt
 COPY --from=packages /opt /opt
 COPY --from=code /out /
 CMD ["weir", "--help"]
+
+FROM control AS records
+LABEL org.opencontainers.image.title="weir-records" org.opencontainers.image.description="Weir's store of records"
+ENV PYTHONPATH=/opt/app:/opt/records
+COPY --from=records-packages /out /
 
 FROM control AS predictor
 LABEL org.opencontainers.image.title="weir-predictor" \

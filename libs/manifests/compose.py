@@ -15,7 +15,14 @@ WITH_REPLICAS = tuple(
     override for service in REPLICATED for override in (f"replicas.{service}=2", f"{service}-2.zone=zone-b")
 )
 """Overrides of the mesh that `compose` takes."""
-MEMORY = {"control": "512m", "predictor": "2g", "engine": "2g", "edge": "512m", "etcd": "512m"}
+MEMORY = {
+    "control": "512m",
+    "records": "512m",
+    "predictor": "2g",
+    "engine": "2g",
+    "edge": "512m",
+    "etcd": "512m",
+}
 """Limits by image, where a process's settings do not say them: several times of what was measured
 (docs/performance.md)."""
 _MIB = 1 << 20
@@ -50,7 +57,7 @@ _CODE = """\
 #   docker compose up --wait; docker compose restart gateway
 x-code: &code
   environment:
-    PYTHONPATH: /src:/src/protos/gen:/src/libs/sdk:/opt/predictor:/opt/engine
+    PYTHONPATH: /src:/src/protos/gen:/src/libs/sdk:/opt/records:/opt/predictor:/opt/engine
   volumes:
   - .:/src:ro
 services:

@@ -46,6 +46,7 @@ _PUBLIC = 443
 _MIB = 1 << 20
 _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "control": ("100m", "160Mi", "768Mi"),
+    "records": ("100m", "160Mi", "768Mi"),
     # The limit of one whose versions have no bound; a model in a process of its own is an interpreter more.
     "predictor": ("500m", "512Mi", "4Gi"),
     "engine": ("1", "2Gi", "8Gi"),

@@ -1,12 +1,43 @@
-"""Prometheus counters for paths that every request takes: like `libs/telemetry/histogram.py`, without a lock."""
+"""Prometheus counters and gauges for paths that every request takes and for many series: like
+`libs/telemetry/histogram.py`, without a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+
+class Counts(Metric):
+    """What a scrape reads: series. `samples`, which cost more than the series do, are made where they are asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: tuple[str, ...],
+        series: Sequence[tuple[tuple[str, ...], float]] = (),
+        kind: str = "counter",
+    ) -> None:
+        self.labels = self._labelnames = labels  # the library's families have the latter
+        self.series = series
+        super().__init__(name.removesuffix("_total") if kind == "counter" else name, documentation, kind)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """See `Metric`."""
+        kind = CounterMetricFamily if self.type == "counter" else GaugeMetricFamily
+        family = kind(self.name, self.documentation, labels=self.labels)
+        for values, count in self.series:
+            family.add_metric(values, count)
+        return family.samples
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """Nothing: `Metric` begins with none."""
 
 
 class Count:
@@ -21,9 +52,15 @@ class Count:
         """Add to it; nothing negative."""
         self.value += amount
 
+    def set(self, value: float) -> None:
+        """Of a gauge."""
+        self.value = value
+
 
 class FastCounter(Collector):
     """Like `prometheus_client.Counter`, with labels only; counted on one event loop."""
+
+    _kind = "counter"
 
     def __init__(
         self, name: str, documentation: str, labelnames: Sequence[str], *, registry: CollectorRegistry = REGISTRY
@@ -45,15 +82,17 @@ class FastCounter(Collector):
         """Show no series any more whose first label has this value."""
         self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
 
-    def describe(self) -> Iterator[CounterMetricFamily]:
+    def describe(self) -> Iterator[Counts]:
         """See `Collector`: the names that it takes."""
-        name, documentation, labelnames = self._told
-        yield CounterMetricFamily(name, documentation, labels=labelnames)
+        yield Counts(*self._told, kind=self._kind)
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Counts]:
         """See `Collector`."""
-        name, documentation, labelnames = self._told
-        family = CounterMetricFamily(name, documentation, labels=labelnames)
-        for values, count in list(self._counts.items()):
-            family.add_metric(values, count.value)
-        yield family
+        series = [(values, count.value) for values, count in list(self._counts.items())]
+        yield Counts(*self._told, series, self._kind)
+
+
+class FastGauge(FastCounter):
+    """Likewise `prometheus_client.Gauge`."""
+
+    _kind = "gauge"

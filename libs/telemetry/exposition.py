@@ -2,7 +2,7 @@
 exemplars, or protobuf, the only one with native histograms.
 
 However many ask at once, one page is made at a time, and all who came before it was begun share it: what a scrape costs
-is taken from the requests that the process serves. Between two metrics it gives way to the event loop.
+is taken from the requests that the process serves. Between two metrics, each millisecond, it gives way to the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY
@@ -24,17 +23,20 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from weir.telemetry.v1 import exposition_pb2 as pb
 
+from libs.telemetry.counter import Counts
 from libs.telemetry.histogram import SCHEMA, ZERO, Child, FastFamily
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 _COUNTER, _GAUGE, _UNTYPED, _HISTOGRAM = 0, 1, 3, 4
 _TYPES = {"counter": _COUNTER, "gauge": _GAUGE, "histogram": _HISTOGRAM}
-_BOUND, _DOUBLE = struct.Struct("<Bd"), struct.Struct("<d")
+_FIELD, _DOUBLE = struct.Struct("<Bd"), struct.Struct("<d")
 _VALUES = {_COUNTER: b"\x1a\x09\x09", _GAUGE: b"\x12\x09\x09", _UNTYPED: b"\x2a\x09\x09"}
 """A `Metric`'s value without its number."""
 _GAP = 4
 """Empty buckets that are told."""
-_WAY = 0.00005
+_SCALE = bytes((0x28, 2 * SCHEMA)) + _FIELD.pack(0x31, ZERO)
+"""Of a native `Histogram`: `schema` and `zero_threshold`."""
+_TURN, _WAY = 0.001, 0.00005
 """Seconds. The interpreter lets a thread that asks for it wait 5 ms before it takes the turn from one that computes."""
 
 
@@ -73,15 +75,18 @@ class Exposition:
 
 
 class _Yielding(Collector):
-    """Gives way between two metrics."""
+    """Gives way between two metrics, when it has had its turn."""
 
     def __init__(self, registry: Collector) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
+        begun = time.perf_counter()
         for family in self._registry.collect():
             yield family
-            time.sleep(_WAY)
+            if time.perf_counter() - begun > _TURN:
+                time.sleep(_WAY)
+                begun = time.perf_counter()
 
 
 def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
@@ -101,10 +106,20 @@ def _families(metric: Metric) -> Iterator[bytes]:
     """Each a `MetricFamily`."""
     if isinstance(metric, FastFamily):
         yield from _both(metric)
+    elif isinstance(metric, Counts):
+        yield from _counts(metric)
     elif metric.type == "histogram":
         yield _classic(metric).SerializeToString()
     else:
         yield from _values(metric)
+
+
+def _counts(metric: Counts) -> Iterator[bytes]:
+    """Written like `_values`."""
+    kind = _TYPES[metric.type]
+    labels, value, pack = metric.labels, _VALUES[kind], _DOUBLE.pack
+    if found := [_series(_labelled(labels, values) + value + pack(count)) for values, count in metric.series]:
+        yield _family(metric.name + "_total" * (kind == _COUNTER), metric.documentation, kind, found)
 
 
 def _values(metric: Metric) -> Iterator[bytes]:
@@ -113,7 +128,7 @@ def _values(metric: Metric) -> Iterator[bytes]:
     value = _VALUES[kind]
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
-            told = b"".join(map(_pair, sorted(sample.labels.items()))) + value + _DOUBLE.pack(sample.value)
+            told = _labelled(tuple(sample.labels), tuple(sample.labels.values())) + value + _DOUBLE.pack(sample.value)
             by_name.setdefault(sample.name, []).append(_series(told))
     for name, found in by_name.items():
         yield _family(name, metric.documentation, kind, found)
@@ -128,11 +143,10 @@ def _family(name: str, text: str, kind: int, series: list[bytes]) -> bytes:
     return pb.MetricFamily(name=name, help=text, type=kind).SerializeToString() + b"".join(series)
 
 
-@lru_cache(8192)
-def _pair(label: tuple[str, str]) -> bytes:
-    """A label of a `Metric`."""
-    body = pb.LabelPair(name=label[0], value=label[1]).SerializeToString()
-    return b"\x0a" + _varint(len(body)) + body
+@lru_cache(16_384)
+def _labelled(names: tuple[str, ...], values: tuple[str, ...]) -> bytes:
+    """The labels of a `Metric`, in the order of their names."""
+    return pb.Metric(label=_labels(dict(zip(names, values, strict=True)))).SerializeToString()
 
 
 def _classic(metric: Metric) -> pb.MetricFamily:
@@ -163,22 +177,50 @@ def _bucket(sample: Sample) -> pb.Bucket:
 
 def _both(metric: FastFamily) -> Iterator[bytes]:
     """The classic histogram, and the native one where there is something to show. Written like `_values`."""
-    classic, native = list[bytes](), list[bytes]()
-    order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
-    bounds = [_BOUND.pack(0x11, bound) for bound in (*metric.bounds, math.inf)]
+    classic, native, gaps = list[bytes](), list[bytes](), _gaps(metric.bounds)
     for values, child in metric.children:
-        labels = b"".join([_pair((metric.labels[place], values[place])) for place in order])
-        counts = list(accumulate(child.counts))
-        histogram = pb.Histogram(sample_count=counts[-1], sample_sum=child.total).SerializeToString()
-        histogram += b"".join(map(_counted, counts, bounds))
+        labels = _labelled(metric.labels, values)
+        buckets, count = _cumulative(child.counts, gaps)
+        histogram = _totals(count, child.total) + buckets
         if child.exemplars:
             histogram = _with_exemplars(histogram, child)
         classic.append(_series(labels + b"\x3a" + _varint(len(histogram)) + histogram))
-        histogram = _native(child, counts[-1]).SerializeToString()
+        histogram = _native(child, count)
         native.append(_series(labels + b"\x3a" + _varint(len(histogram)) + histogram))
     yield _family(metric.name, metric.documentation, _HISTOGRAM, classic)
     if native:
         yield _family(f"{metric.name}_native", metric.documentation, _HISTOGRAM, native)
+
+
+@lru_cache
+def _gaps(bounds: tuple[float, ...]) -> list[list[bytes]]:
+    """What stands before the count of each bucket and behind the last one's, by the bytes that a count takes: the end
+    of the bucket before, and the begin of its own."""
+    ends = [b"", *(_FIELD.pack(0x11, bound) for bound in (*bounds, math.inf))]
+    return [[end + bytes((0x1A, 10 + size, 0x08)) for end in ends[:-1]] + ends[-1:] for size in range(11)]
+
+
+def _cumulative(counts: list[int], gaps: list[list[bytes]]) -> tuple[bytes, int]:
+    """The `Bucket`s of a classic `Histogram` with these counts, not cumulative ones, and all their observations.
+
+    Buckets are most of a page. Many have the count of the one before: what lies between the counts is the same in every
+    series, and is joined by the count.
+    """
+    written, count, begun = list[bytes](), 0, 0
+    for place, number in enumerate(counts):
+        if number and place > begun:
+            told = _varint(count)
+            written.append(told.join((*gaps[len(told)][begun:place], b"")))
+            begun = place
+        count += number
+    told = _varint(count)
+    written.append(told.join(gaps[len(told)][begun:]))
+    return b"".join(written), count
+
+
+def _totals(count: int, total: float) -> bytes:
+    """Of a `Histogram`."""
+    return (b"\x08" + _varint(count) if count else b"") + (_FIELD.pack(0x11, total) if total else b"")
 
 
 def _with_exemplars(histogram: bytes, child: Child) -> bytes:
@@ -190,12 +232,6 @@ def _with_exemplars(histogram: bytes, child: Child) -> bytes:
     return made.SerializeToString()
 
 
-def _counted(count: int, bound: bytes) -> bytes:
-    """A `Bucket` of a `Histogram` as it travels: they are most of a page, and as messages would be most of its cost."""
-    told = _varint(count)
-    return bytes((0x1A, 10 + len(told), 0x08)) + told + bound
-
-
 @lru_cache(4096)
 def _varint(number: int) -> bytes:
     length = bytearray()
@@ -205,8 +241,8 @@ def _varint(number: int) -> bytes:
     return bytes((*length, number))
 
 
-def _native(child: Child, count: int) -> pb.Histogram:
-    """Its buckets in spans, counts as differences; a few empty buckets are less than a span of their own."""
+def _native(child: Child, count: int) -> bytes:
+    """A `Histogram`: its buckets in spans, counts as differences; a few empty ones are told."""
     spans, deltas = list[list[int]](), list[int]()
     end, before, held = 0, 0, 0
     for place, number in sorted(child.native.items()):
@@ -221,15 +257,22 @@ def _native(child: Child, count: int) -> pb.Histogram:
         deltas.append(number - before)
         end, before = place + 1, number
     count = max(held, count)  # there may have been one since those were counted
-    return pb.Histogram(
-        sample_count=count,
-        sample_sum=child.total,
-        schema=SCHEMA,
-        zero_threshold=ZERO,
-        zero_count=count - held,
-        positive_span=[pb.BucketSpan(offset=offset, length=length) for offset, length in spans],
-        positive_delta=deltas,
-    )
+    told = _totals(count, child.total) + _SCALE
+    if zeros := count - held:
+        told += b"\x38" + _varint(zeros)
+    for offset, length in spans:
+        span = (b"\x08" + _signed(offset) if offset else b"") + b"\x10" + _varint(length)
+        told += b"\x62" + _varint(len(span)) + span
+    if deltas:
+        packed = b"".join(map(_signed, deltas))
+        told += b"\x6a" + _varint(len(packed)) + packed
+    return told
+
+
+@lru_cache(4096)
+def _signed(number: int) -> bytes:
+    """As protobuf's `sint64`."""
+    return _varint(2 * number if number >= 0 else -2 * number - 1)
 
 
 def _labels(labels: Mapping[str, str]) -> Iterator[pb.LabelPair]:

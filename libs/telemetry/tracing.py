@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -22,6 +24,8 @@ from libs.telemetry.scrub import scrub, scrub_value
 
 INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"
 Attribute = str | int | float | bool | list[str]
+MOST_LINKS = 32
+"""Of one span."""
 # Version 00 of the W3C format; ids of zeros are invalid there.
 _TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -69,12 +73,13 @@ class _Unsampled:
 
 
 class _Sampled:
-    __slots__ = ("_ended", "_span", "traceparent")
+    __slots__ = ("_began", "_ended", "_span", "traceparent")
     recording = True
 
     def __init__(self, otel_span: Any) -> None:
         context = otel_span.get_span_context()
         self._span = otel_span
+        self._began = monotonic_ns()
         self._ended = False
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
@@ -90,7 +95,7 @@ class _Sampled:
 
             self._span.set_attribute("error.type", error)
             self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end()
+        self._span.end(self._span.start_time + monotonic_ns() - self._began)  # whatever the clock is set to meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -196,9 +201,18 @@ def root(ratio: float, rng: random.Random) -> str:
 
 
 def span(
-    name: str, parent: str = "", *, kind: str = INTERNAL, attributes: Mapping[str, Attribute] | None = None
+    name: str,
+    parent: str = "",
+    *,
+    kind: str = INTERNAL,
+    attributes: Mapping[str, Attribute] | None = None,
+    links: Iterable[str] = (),
 ) -> Span:
-    """Start a span under `parent`; see the module docstring. A malformed parent counts as none."""
+    """Start a span under `parent`; see the module docstring. A malformed parent counts as none.
+
+    :param links: traceparents of spans that it serves as well, or that serve it: the first `MOST_LINKS` well-formed
+        ones are kept.
+    """
     if _tracer is None or not is_sampled(parent):
         return _Unsampled(parent) if parent else _NOTHING
     if not _TRACEPARENT.fullmatch(parent):
@@ -211,6 +225,7 @@ def span(
             context=trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))),
             kind=trace.SpanKind[kind],
             attributes=scrub_value(dict(attributes)) if attributes else None,
+            links=[trace.Link(_context(each)) for each in islice(filter(_TRACEPARENT.fullmatch, links), MOST_LINKS)],
         )
     )
 

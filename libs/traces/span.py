@@ -28,6 +28,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     """The status message when the status is an error ("error" when it has none)."""
     attributes: dict[str, Any] = {}
+    links: list[str] = []
+    """Of other requests' spans that this one served as well, or of the one that served it: trace id, "-", span id."""
 
     @property
     def seconds(self) -> float:

@@ -139,7 +139,7 @@ def _closes_circle(node: Node, nodes: dict[str, Node], order: dict[str, int]) ->
 
 
 def render(tree: Tree) -> str:
-    """The tree as text: offset from the first span, duration, service, name, error."""
+    """The tree as text: offset from the first span, duration, service, name, error, the traces that it is linked to."""
     spans = list(tree.spans())
     if not spans:
         return "(no spans)"
@@ -149,5 +149,13 @@ def render(tree: Tree) -> str:
         label = f"{'  ' * depth}{span.service or '?'}: {span.name}"
         where = f" [{span.instance}]" if span.instance and span.instance != span.service else ""
         error = f"  ERROR {span.error}" if span.error else ""
-        lines.append(f"{(span.start_ns - first) / 1e6:9.2f} ms {span.seconds * 1e3:9.2f} ms  {label}{where}{error}")
+        told = f"{label}{where}{error}{_linked(span)}"
+        lines.append(f"{(span.start_ns - first) / 1e6:9.2f} ms {span.seconds * 1e3:9.2f} ms  {told}")
     return "\n".join(["    start     duration", *lines])
+
+
+def _linked(span: Span) -> str:
+    """The first trace that it is linked to, and how many more."""
+    traces = list(dict.fromkeys(link.partition("-")[0] for link in span.links))
+    more = f" and {len(traces) - 1} more" if len(traces) > 1 else ""
+    return f"  with {traces[0]}{more}" if traces else ""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from prometheus_client import Counter, Gauge
 
+from libs.telemetry.counter import FastGauge
+
 
 class DesiredMetrics:
     """Implements `libs.versions.desired.Watcher`. One per process.
@@ -14,8 +16,8 @@ class DesiredMetrics:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.load_seconds = Gauge(
-            f"{prefix}load_seconds", "Duration of each stage of a version's last load.", ["model", "stage"]
+        self.load_seconds = FastGauge(
+            f"{prefix}load_seconds", "Duration of each stage of a version's last load.", ("model", "stage")
         )
         self.state = Gauge(
             f"{prefix}model_state", "1 for the state of each version that the registry wants here.", ["model", "state"]
@@ -38,8 +40,7 @@ class DesiredMetrics:
 
     def unloaded(self, model: str) -> None:
         """See `Watcher`."""
-        for labels in [labels for labels in self.load_seconds._metrics if labels[0] == model]:
-            self.load_seconds.remove(*labels)
+        self.load_seconds.forget(model)
 
     def failed(self, reason: str) -> None:
         """See `Watcher`."""

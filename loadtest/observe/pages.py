@@ -20,7 +20,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, disable_created_metrics
 
 from libs.telemetry.counter import FastCounter
 from libs.telemetry.exposition import Exposition
@@ -73,6 +73,7 @@ def _observe(series: Any) -> None:
 
 def page(service: str, versions: int, tenants: int) -> dict[str, float]:
     """Of one process: seconds of CPU, bytes as they are sent and unpacked, series."""
+    disable_created_metrics()
     importlib.import_module(f"services.{service}.metrics")
     for more in {"gateway": ("libs.outcomes.recorder", "libs.outcomes.tenants", "services.gateway.shadow.mirrors")}.get(
         service, ()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from libs.telemetry.scrub import scrub, scrub_value
+from libs.telemetry.tracing import MOST_LINKS
 from libs.traces import Span
 
 _KINDS = {0: "INTERNAL", 1: "INTERNAL", 2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
@@ -32,7 +34,7 @@ def spans(resources: Iterable[trace_pb2.ResourceSpans], *, max_value_chars: int)
 
 
 def _span(span: trace_pb2.Span, about: dict[str, Any], limit: int) -> Span | None:
-    if (len(span.trace_id), len(span.span_id)) != _ID_BYTES or not any(span.trace_id):
+    if not _is_whole(span):
         return None
     error = ""
     if span.status.code == trace_pb2.Status.STATUS_CODE_ERROR:
@@ -50,7 +52,15 @@ def _span(span: trace_pb2.Span, about: dict[str, Any], limit: int) -> Span | Non
         end_ns=span.end_time_unix_nano,
         error=error,
         attributes=_attributes(span.attributes, limit),
+        links=[
+            f"{each.trace_id.hex()}-{each.span_id.hex()}" for each in islice(filter(_is_whole, span.links), MOST_LINKS)
+        ],
     )
+
+
+def _is_whole(of: trace_pb2.Span | trace_pb2.Span.Link) -> bool:
+    """Whether it names a span."""
+    return (len(of.trace_id), len(of.span_id)) == _ID_BYTES and any(of.trace_id)
 
 
 def _attributes(pairs: Iterable[common_pb2.KeyValue], limit: int) -> dict[str, Any]:
@@ -111,6 +121,9 @@ def _exported(span: Span) -> trace_pb2.Span:
     )
     if span.error:
         made.status.code, made.status.message = trace_pb2.Status.STATUS_CODE_ERROR, span.error
+    for link in span.links:
+        trace_id, _, span_id = link.partition("-")
+        made.links.add(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id))
     for key, value in span.attributes.items():
         if value is not None:
             _put(made.attributes.add(key=key).value, value)

@@ -84,6 +84,7 @@ class Generation(OutputBuffer):
             flush_most=flush_most,
         )
         self.tenant = request.identity.tenant
+        self.traceparent = request.traceparent
         self.parameters = parameters
         self.usage = Usage(prompt_tokens=len(candidate.prompt))
         self.degraded = list(prepared.degraded)

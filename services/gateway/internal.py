@@ -120,7 +120,14 @@ class Unfiltered:
         self._last = 0
 
     def open(
-        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+        self,
+        choice: FilteredChoice,
+        *,
+        tenant: str,
+        policies: Sequence[str],
+        request_id: str,
+        json: bool = False,
+        traceparent: str = "",
     ) -> int:
         """See `OutputFilter`."""
         self._last += 1

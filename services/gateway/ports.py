@@ -57,10 +57,17 @@ class OutputFilter(Protocol):
     """What a generation's text goes through before anybody sees it."""
 
     def open(
-        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+        self,
+        choice: FilteredChoice,
+        *,
+        tenant: str,
+        policies: Sequence[str],
+        request_id: str,
+        json: bool = False,
+        traceparent: str = "",
     ) -> int:
         """Open an output filter, which keeps these policies; returns its number. `json`: the text is JSON, whose
-        strings are looked at as they read."""
+        strings are looked at as they read. `traceparent`: the request's span, which its first questions hang under."""
 
     def feed(self, number: int, text: str, *, last: bool) -> None:
         """Add text; it is sent with the step's batch at `flush`."""

@@ -28,6 +28,7 @@ class Owner(Protocol):
 
     tenant: str
     request_id: str
+    traceparent: str
     candidate: Candidate
     parameters: BoundParameters
     observed: bool
@@ -73,7 +74,12 @@ class OutputSequence:
         self._least = parameters.min_tokens  # in so many tokens no stop string is looked for, nor one's beginning
         json = is_json(parameters.structure)
         self._filter = safety.open(
-            self, tenant=generation.tenant, policies=check.policies, request_id=generation.request_id, json=json
+            self,
+            tenant=generation.tenant,
+            policies=check.policies,
+            request_id=generation.request_id,
+            json=json,
+            traceparent=generation.traceparent,
         )
         self._fed = 0  # characters given to the filter
         self._held = None if parameters.logprobs is None else HeldLogprobs()

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from libs.telemetry.counter import Counts
 from libs.telemetry.histogram import FastFamily, FastHistogram
 from libs.versions.metrics import DesiredMetrics
 from services.predictor.executors import Ran
@@ -50,10 +51,8 @@ class VersionMetrics(Collector):
     def _families(self, versions: Iterable[tuple[str, Version]]) -> list[Metric]:
         found: list[Metric] = []
         for name, (documentation, read) in _COUNTS.items():
-            counter = CounterMetricFamily(_NAME + name, documentation, labels=["model"])
-            for version, counts in versions:
-                counter.add_metric([version], read(counts))
-            found.append(counter)
+            series = [((version,), read(counts)) for version, counts in versions]
+            found.append(Counts(_NAME + name, documentation, ("model",), series))
         durations = [((version,), counts.durations) for version, counts in versions]
         sizes = [((version,), counts.sizes) for version, counts in versions]
         name, text = _NAME + "inference_request_duration_seconds", "Seconds of answered requests here."

@@ -6,6 +6,7 @@ from prometheus_client import Counter, Gauge
 
 from libs.breaker import BreakerState
 from libs.errors import Reason
+from libs.telemetry.counter import FastCounter
 
 _RESOLUTIONS = Counter("weir_router_resolutions_total", "Resolve calls by how they ended.", ["outcome"])
 RESOLVED = _RESOLUTIONS.labels("resolved")
@@ -19,8 +20,8 @@ REFUSED = {
     )
 }
 MIRRORED = Counter("weir_router_mirrored_total", "Routes that ask for a second, mirrored answer.")
-OUTCOMES = Counter(
-    "weir_router_outcomes_total", "Outcomes that gateways reported.", ["model_version", "zone", "result"]
+OUTCOMES = FastCounter(
+    "weir_router_outcomes_total", "Outcomes that gateways reported.", ("model_version", "zone", "result")
 )
 IGNORED = Counter("weir_router_outcomes_ignored_total", "Outcomes of pools that are not the version's own.")
 REVISION = Gauge("weir_router_snapshot_revision", "The registry revision that decisions are made on.")

@@ -15,7 +15,7 @@ INSIDE = engine.ROOT / "tests" / "k8s" / "inside"
 
 @pytest.mark.timeout(26 * engine.MINUTES)
 def test_the_overlay_ci_runs() -> None:
-    images = ("control", "predictor", "edge", "etcd")
+    images = ("control", "records", "predictor", "edge", "etcd")
     engine.require(engine.ROOT / "bin" / "images", *images, timeout=10 * engine.MINUTES)
     argv = [engine.ENGINE, "run", sys.executable, "-m", "pytest", "-s", "-v", "-p", "no:cacheprovider", INSIDE]
     environment = {**os.environ, "WEIR_INSIDE_ENGINE": "1"}

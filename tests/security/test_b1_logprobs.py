@@ -122,7 +122,7 @@ class _Filter:
 class _Generation:
     """What a choice needs of one whose tokens are single bytes."""
 
-    tenant = request_id = ""
+    tenant = request_id = traceparent = ""
     grows = False
 
     def __init__(self) -> None:

@@ -42,6 +42,7 @@ class Call:
 
     item: safety_pb2.SafetyCall
     on_reply: Callable[[Any, WeirError | None], None]
+    traceparent: str
 
 
 class Link:
@@ -69,7 +70,7 @@ class Link:
         if not self.connected or options["generation"] != self.generation:
             raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "no such stream")
         copy = safety_pb2.SafetyCall.FromString(item.SerializeToString())
-        self.calls.append(Call(copy, on_reply))
+        self.calls.append(Call(copy, on_reply, options["traceparent"]))
 
     def open(self) -> None:
         self.generation += 1
@@ -152,8 +153,8 @@ class Rig:
             on_found=lambda tenant, request, stage, found: self.found.append(found.category),
         )
 
-    def open(self, output: Output) -> int:
-        return self.client.open(output, tenant="t", policies=PINS, request_id="r")
+    def open(self, output: Output, traceparent: str = "") -> int:
+        return self.client.open(output, tenant="t", policies=PINS, request_id="r", traceparent=traceparent)
 
     def settle(self) -> None:
         """Let everything that was fed get its answer."""

@@ -81,8 +81,8 @@ def _memory(unit: Unit) -> int | None:
 def _image(unit: Unit) -> str:
     if unit.process.kind != "service":
         return {"envoy": "edge"}.get(unit.process.kind, unit.process.kind)
-    if unit.process.service == "predictor":
-        return "predictor"
+    if unit.process.service in ("predictor", "records"):
+        return unit.process.service
     if unit.process.service != "worker":
         return "control"
     engine = unit.settings.get("engine", "torch")

@@ -26,12 +26,15 @@ from libs.errors import Reason, WeirError
 from libs.mux import MuxClient, Semantics, start_decision
 from libs.occupancy import jittered
 from libs.telemetry import get_logger, place_of
+from libs.telemetry.tracing import CLIENT, Span, is_sampled, span
 from services.gateway import metrics
 from services.gateway.ports import FilteredChoice, InputCheck
 
 log = get_logger(__name__)
 _CONTEXT_CHARS = 512
 """Decided text kept for opening a filter anew; longer than any pattern may match (services/safety bounds them)."""
+_TRACED_QUESTIONS = 4
+"""Questions about a text of a traced request that have a span: there is one per step, and a trace holds some spans."""
 _REPLACED = (pb.ACTION_REDACT, pb.ACTION_TOKENISE)
 
 
@@ -42,6 +45,8 @@ class _Text:
     number: int
     choice: FilteredChoice
     opening: pb.OpenFilter
+    traceparent: str
+    traced: int = 0  # questions that had a span
     context: str = ""  # the end of the decided text
     undecided: str = ""  # fed, and not decided yet
     sent: int = 0  # characters of it that the open filter has
@@ -91,6 +96,7 @@ class SafetyClient:
     _due: dict[int, _Text] = field(default_factory=dict, init=False)  # to be asked about
     _waiting: dict[int, _Text] = field(default_factory=dict, init=False)  # lost
     _closing: list[int] = field(default_factory=list, init=False)
+    _traced: set[int] = field(default_factory=set, init=False)  # texts whose next question has a span
 
     def start_check(
         self,
@@ -143,12 +149,21 @@ class SafetyClient:
         )
 
     def open(
-        self, choice: FilteredChoice, *, tenant: str, policies: Sequence[str], request_id: str, json: bool = False
+        self,
+        choice: FilteredChoice,
+        *,
+        tenant: str,
+        policies: Sequence[str],
+        request_id: str,
+        json: bool = False,
+        traceparent: str = "",
     ) -> int:
         """See `OutputFilter`."""
         number = next(self._numbers)
         opening = pb.OpenFilter(filter=number, tenant=tenant, policies=policies, request_id=request_id, json=json)
-        self._texts[number] = _Text(number, choice, opening)
+        self._texts[number] = _Text(number, choice, opening, traceparent)
+        if is_sampled(traceparent):
+            self._traced.add(number)
         return number
 
     def feed(self, number: int, text: str, *, last: bool) -> None:
@@ -170,6 +185,7 @@ class SafetyClient:
         if (entry := self._texts.pop(number, None)) is not None:
             self._due.pop(number, None)
             self._waiting.pop(number, None)
+            self._traced.discard(number)
             if entry.stream:
                 self._closing.append(number)
 
@@ -189,6 +205,12 @@ class SafetyClient:
     def _ask(self, entries: list[_Text]) -> None:
         call, generation, asked = pb.SafetyCall(), self.mux.generation, self.clock.monotonic()
         question = call.filter_output
+        spans = self._spans(entries) if self._traced else ()
+
+        def answered(reply: pb.SafetyReply | None, error: WeirError | None) -> None:
+            _end(spans, error)
+            self._answered(entries, question, reply, asked)
+
         try:
             if not self.mux.connected:
                 raise WeirError(Reason.DEPENDENCY_UNAVAILABLE, "the safety service is away")
@@ -201,12 +223,29 @@ class SafetyClient:
                 call,
                 deadline=Deadline.after(self.end_timeout, self.clock),
                 semantics=Semantics.ONCE,
-                on_reply=lambda reply, error: self._answered(entries, question, reply, asked),
+                on_reply=answered,
+                traceparent=spans[0].traceparent if spans else "",
                 generation=generation,
             )
             self._closing = []
-        except (WeirError, ValueError):  # ValueError: a text that cannot travel
+        except (WeirError, ValueError) as error:  # ValueError: a text that cannot travel
+            _end(spans, error)
             self._lost(entries)
+
+    def _spans(self, entries: list[_Text]) -> list[Span]:
+        """Of a question, one under the span of each traced request that has a text in it. What safety does hangs under
+        the first, which is linked to the other requests, and their spans to it."""
+        asked = [entry for entry in entries if entry.number in self._traced]
+        for entry in asked:
+            entry.traced += 1
+            if entry.traced == _TRACED_QUESTIONS:
+                self._traced.discard(entry.number)
+        spans, requests = list[Span](), list(dict.fromkeys(entry.traceparent for entry in asked))
+        for request in requests:
+            links = [spans[0].traceparent] if spans else requests[1:]
+            texts = {"weir.filter.texts": len(entries)}
+            spans.append(span("safety.filter_output", request, kind=CLIENT, attributes=texts, links=links))
+        return spans
 
     def _answered(
         self, entries: list[_Text], question: pb.FilterOutput, reply: pb.SafetyReply | None, asked: float
@@ -225,9 +264,9 @@ class SafetyClient:
             if found.action == pb.ACTION_BLOCK:
                 blocked[finding.position] = found.category
         replaced: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for span in output.replaced:
-            begun = entries[span.position].begun
-            replaced[span.position].append((begun + span.begin, begun + span.end))
+        for part in output.replaced:
+            begun = entries[part.position].begun
+            replaced[part.position].append((begun + part.begin, begun + part.end))
         absent = frozenset(output.absent)
         for position, (entry, text, held, last) in enumerate(
             zip(entries, output.released, output.held, question.last, strict=True)
@@ -240,6 +279,7 @@ class SafetyClient:
                 entry.decide(entry.sent - held)
                 if last:
                     del self._texts[number]  # as it is there
+                    self._traced.discard(number)
                 elif category:
                     self.close(number)
                 elif entry.last or entry.sent < len(entry.undecided):  # fed meanwhile
@@ -290,6 +330,11 @@ class SafetyClient:
         log.error("filter_not_heard", error=type(error).__name__, where=place_of(error))
         if entry is not None:
             entry.choice.on_fault()
+
+
+def _end(spans: Sequence[Span], error: Exception | None) -> None:
+    for each in spans:
+        each.__exit__(error and type(error), error, None)
 
 
 def _fits(output: pb.OutputReleased, count: int) -> bool:

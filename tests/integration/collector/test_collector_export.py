@@ -10,7 +10,7 @@ from libs.config import TlsFiles
 from libs.pki import issue_all
 from libs.rpc import make_channel
 from libs.service import serve
-from libs.telemetry.tracing import CLIENT, SERVER, configure_tracing, shutdown_tracing, span
+from libs.telemetry.tracing import CLIENT, MOST_LINKS, SERVER, configure_tracing, shutdown_tracing, span
 from libs.traces import assemble, read_trace
 from services.collector.app import build
 from services.collector.config import Settings
@@ -39,7 +39,8 @@ async def test_spans_of_the_tracing_library_arrive_as_one_tree(tmp_path: Path) -
             tls=tls["gateway"],
         )
         outer = span("chat weir-fast", PARENT, kind=SERVER, attributes={"gen_ai.request.model": "weir-fast"})
-        with outer, span("quota.reserve", outer.traceparent, kind=CLIENT) as inner:
+        links = [f"00-{number:032x}-{number:016x}-01" for number in range(1, MOST_LINKS + 2)]
+        with outer, span("quota.reserve", outer.traceparent, kind=CLIENT, links=links) as inner:
             inner.end("QUOTA_TOKENS")
         await asyncio.to_thread(shutdown_tracing)
     tree = assemble(read_trace(settings.directory, TRACE))
@@ -54,6 +55,8 @@ async def test_spans_of_the_tracing_library_arrive_as_one_tree(tmp_path: Path) -
     )
     assert first.attributes["gen_ai.request.model"] == "weir-fast"
     assert (second.name, second.parent_id, second.error) == ("quota.reserve", first.span_id, "QUOTA_TOKENS")
+    assert first.links == []
+    assert second.links == [link[3:52] for link in links[:MOST_LINKS]]
 
 
 async def test_spans_without_ids_and_beyond_the_bound_are_counted_in_the_answer(tmp_path: Path) -> None:

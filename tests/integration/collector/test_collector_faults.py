@@ -1,4 +1,4 @@
-"""A collector that takes spans and never answers, and one that keeps only what is worth it."""
+"""A collector that takes spans and never answers, one that is full, and one that keeps only what is worth it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from libs.clock import ManualClock
@@ -24,23 +25,26 @@ def parent(trace: int) -> str:
     return f"00-{trace:032x}-00f067aa0ba902b7-01"
 
 
-class Hanging(trace_service_pb2_grpc.TraceServiceServicer):
-    """Answers once it is let."""
+class Troubled(trace_service_pb2_grpc.TraceServiceServicer):
+    """Hangs, or is full, until it is let."""
 
-    def __init__(self) -> None:
-        self.asked, self.let, self.spans = asyncio.Event(), asyncio.Event(), 0
+    def __init__(self, *, full: bool) -> None:
+        self.asked, self.let, self.spans, self.full = asyncio.Event(), asyncio.Event(), 0, full
 
     async def Export(  # noqa: N802 - the name in OTLP
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        self.spans += sum(len(scope.spans) for each in request.resource_spans for scope in each.scope_spans)
         self.asked.set()
+        if self.full and not self.let.is_set():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        self.spans += sum(len(scope.spans) for each in request.resource_spans for scope in each.scope_spans)
         await self.let.wait()
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-async def test_requests_do_not_notice_a_collector_that_hangs_and_what_waits_for_it_is_bounded() -> None:
-    server, collector = grpc.aio.server(), Hanging()
+@pytest.mark.parametrize("full", [False, True], ids=["hangs", "full"])
+async def test_requests_do_not_notice_a_collector_in_trouble_and_what_waits_for_it_is_bounded(full: bool) -> None:
+    server, collector = grpc.aio.server(), Troubled(full=full)
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -48,11 +52,11 @@ async def test_requests_do_not_notice_a_collector_that_hangs_and_what_waits_for_
         configure_tracing(service="gateway", instance="g", zone="z", endpoint=f"127.0.0.1:{port}")
         span("first", parent(1), kind=SERVER).end()
         await asyncio.wait_for(collector.asked.wait(), 30)
-        # It hangs from here on. Spans begin and end on this very loop, as those of requests do: were one of them to
-        # wait for the collector, which lives on the same loop, nothing would go on at all.
+        # It takes nothing from here on. Spans begin and end on this very loop, as those of requests do: were one of
+        # them to wait for the collector, which lives on the same loop, nothing would go on at all.
         for number in range(4 * QUEUE):
             span("request", parent(2 + number), kind=SERVER).end()
-        assert collector.spans == 1
+        assert collector.spans == int(not full)
         collector.let.set()
         await asyncio.to_thread(shutdown_tracing)
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from weir.inference.v1 import inference_pb2
 from weir.registry.v1 import registry_pb2
 from weir.safety.v1 import safety_pb2
@@ -107,6 +108,28 @@ async def test_a_traced_request_is_an_exemplar_of_its_times(mesh: Rig, sampled: 
         [family] = histogram.collect()
         traces = {each.exemplar.labels["trace_id"] for each in family.samples if each.exemplar is not None}
         assert (trace in traces) is sampled
+
+
+async def test_the_tree_of_a_traced_request_has_the_filters_part(mesh: Rig) -> None:
+    spans = InMemorySpanExporter()
+    configure_tracing(service="gateway", instance="gateway", zone="zone-a", exporter=spans)
+    try:
+        headers = [*HEADERS, ("traceparent", f"00-{7:032x}-{7:016x}-01")]
+        async with Stream(mesh, headers, max_tokens=10) as stream:
+            running = await taken(mesh.workers[0])
+            await running.tokens(ids("a"))
+            await running.finish()
+            await stream.rest()
+            await mesh.records.get()
+    finally:
+        shutdown_tracing()
+    by_id = {each.context.span_id: each for each in spans.get_finished_spans()}
+    served = [each for each in by_id.values() if each.name == "safety.filter_output" and each.kind is SpanKind.SERVER]
+    assert served
+    for each in served:
+        asked = by_id[each.parent.span_id]
+        assert (asked.name, asked.kind) == ("safety.filter_output", SpanKind.CLIENT)
+        assert by_id[asked.parent.span_id].name == "generate tiny"
 
 
 async def test_a_vanished_client_cancels_and_pays_for_what_it_got(mesh: Rig) -> None:

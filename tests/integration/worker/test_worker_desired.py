@@ -162,7 +162,7 @@ async def test_an_empty_registry_leaves_the_worker_ready_with_nothing_and_a_push
         assert (r.admission.hellos[0].max_context, r.admission.hellos[0].worker) == (200, "worker-a")
         assert len(await answer(r, "1")) == 4
         assert metrics.MODELS.state.labels("m@1", "ready")._value.get() == 1
-        assert {stage for model, stage in metrics.MODELS.load_seconds._metrics if model == "m@1"} >= {"fetch", "read"}
+        assert {stage for model, stage in metrics.MODELS.load_seconds._counts if model == "m@1"} >= {"fetch", "read"}
 
 
 async def test_a_worker_that_starts_later_is_ready_once_it_serves(world):
@@ -414,7 +414,7 @@ async def test_the_torch_engine_serves_what_was_pushed(world):
         await world.pushed("2", folder=folder, alias="other")
         await world.reached("2", READY)
         assert await answer(r, "2", tokens=20) == whole
-        stages = {stage for model, stage in metrics.MODELS.load_seconds._metrics if model == "m@2"}
+        stages = {stage for model, stage in metrics.MODELS.load_seconds._counts if model == "m@2"}
         assert stages >= {"fetch", "signature", "read", "build", "warm_up", "self_test"}
 
 

@@ -19,6 +19,10 @@ VALUES = st.one_of(
 KEYS = st.sampled_from(["weir.tenant", "gen_ai.request.model", "weir.rows", "gen_ai.response.finish_reasons"])
 
 
+def linked(ids: str) -> str:
+    return f"{ids[:32]}-{ids[32:]}"
+
+
 @given(
     st.lists(
         st.builds(
@@ -34,6 +38,7 @@ KEYS = st.sampled_from(["weir.tenant", "gen_ai.request.model", "weir.rows", "gen
             start_ns=st.integers(0, 2**62),
             end_ns=st.integers(0, 2**62),
             error=st.sampled_from(["", "WORKER_LOST"]),
+            links=st.lists(st.integers(2**64, 2**192 - 1).map("{:048x}".format).map(linked), max_size=3),
             attributes=st.dictionaries(KEYS, VALUES | st.lists(st.sampled_from(["stop", "length"]), max_size=3)),
         ),
         max_size=6,

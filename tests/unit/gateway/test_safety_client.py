@@ -4,12 +4,16 @@ what an undisturbed filter would have let out, once."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from weir.safety.v1 import safety_pb2
 
+from libs.telemetry.tracing import configure_tracing, shutdown_tracing
 from services.gateway import metrics
 from tests.support.filter_link import GRACE, PACK, PINS, Output, rig
 
@@ -107,6 +111,66 @@ def test_text_that_comes_while_a_question_is_under_way_goes_with_the_next() -> N
     assert (list(call.item.filter_output.deltas), list(call.item.filter_output.last)) == (["b c d"], [True])
     made.link.answer()
     assert (output.text, output.ended) == ("a b c d", "last")
+
+
+@pytest.fixture
+def recorded() -> Iterator[Callable[[], Sequence[ReadableSpan]]]:
+    """The spans that have ended."""
+    exporter = InMemorySpanExporter()
+    configure_tracing(service="gateway", instance="gateway", zone="zone-a", exporter=exporter)
+    yield exporter.get_finished_spans
+    shutdown_tracing()
+
+
+def traced(request: int, *, sampled: bool = True) -> str:
+    return f"00-{request:032x}-{request:016x}-{int(sampled):02d}"
+
+
+def test_a_question_has_a_span_in_the_tree_of_each_traced_request_and_each_is_linked(
+    recorded: Callable[[], Sequence[ReadableSpan]],
+) -> None:
+    made = rig()
+    made.link.open()
+    requests = [traced(1), traced(2, sampled=False), "", traced(3), traced(3), traced(4)]
+    for number in [made.open(Output(), each) for each in requests]:
+        made.client.feed(number, "a", last=False)
+    made.client.flush()
+    [call] = made.link.calls
+    assert recorded() == ()
+    made.link.answer()
+    own, *others = recorded()
+    assert call.traceparent == f"00-{1:032x}-{own.context.span_id:016x}-01"
+    assert [each.context.trace_id for each in (own, *others)] == [1, 3, 4]
+    assert [each.parent.span_id for each in (own, *others)] == [1, 3, 4]
+    assert [(each.context.trace_id, each.context.span_id) for each in own.links] == [(3, 3), (4, 4)]
+    for each in others:
+        assert [link.context.span_id for link in each.links] == [own.context.span_id]
+    assert {dict(each.attributes)["weir.filter.texts"] for each in (own, *others)} == {6}
+
+
+def test_only_the_first_questions_of_a_traced_text_have_a_span(recorded: Callable[[], Sequence[ReadableSpan]]) -> None:
+    made = rig()
+    made.link.open()
+    number, ended = made.open(Output(), traced(1)), made.open(Output(), traced(2))
+    made.client.close(ended)
+    told = []
+    for _ in range(10):
+        made.client.feed(number, "a", last=False)
+        made.client.flush()
+        told += [bool(call.traceparent) for call in made.link.calls]
+        made.link.answer()
+    assert told == [True] * 4 + [False] * 6
+    assert len(recorded()) == 4
+    assert made.client._traced == set()
+
+
+def test_the_span_of_a_question_that_failed_says_why(recorded: Callable[[], Sequence[ReadableSpan]]) -> None:
+    made = rig()
+    made.link.open()
+    made.client.feed(made.open(Output(), traced(1)), "a", last=False)
+    made.client.flush()
+    made.link.lose()
+    assert [dict(each.attributes)["error.type"] for each in recorded()] == ["DEPENDENCY_UNAVAILABLE"]
 
 
 def test_fail_closed_gives_up_after_the_grace_and_not_before() -> None:

@@ -131,12 +131,24 @@ def test_engines_have_an_image_of_their_own() -> None:
     assert mesh("simulated")["processes"]["worker-a"]["image"] == "control"
     assert mesh()["processes"]["gateway"]["image"] == "control"
     assert mesh()["processes"]["predictor-a"]["image"] == "predictor"
+    assert mesh()["processes"]["records"]["image"] == "records"
+
+
+def packages(image: str) -> set[str]:
+    """What an image has beside the layers below it."""
+    text = (ROOT / "deploy" / "images" / f"{image}.lock").read_text()
+    return {line.partition("==")[0] for line in text.splitlines() if "==" in line}
+
+
+def test_only_the_store_of_records_has_what_speaks_to_databases() -> None:
+    databases = {"sqlalchemy", "alembic", "psycopg", "psycopg-binary"}
+    assert databases <= packages("records")
+    assert not databases & (packages("control") | packages("predictor") | packages("engine"))
 
 
 def test_a_predictor_has_no_torch_and_every_other_library_of_a_format() -> None:
     """Nor what only torch brings: with numba and its compiler the image would be 200 MB larger."""
-    locks = {name: (ROOT / "deploy" / "images" / f"{name}.lock").read_text() for name in ("control", "predictor")}
-    has = {line.partition("==")[0] for line in "".join(locks.values()).splitlines() if "==" in line}
+    has = packages("control") | packages("predictor")
     assert {"onnxruntime", "xgboost-cpu", "lightgbm", "scikit-learn", "skops"} <= has
     assert not has & {"torch", "numba", "llvmlite", "sympy"}
 

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from weir.telemetry.v1 import exposition_pb2 as pb
 from libs.diagnosis import parse
 from libs.telemetry.counter import FastCounter
 from libs.telemetry.exposition import Exposition
-from libs.telemetry.histogram import MOST, SCHEMA, ZERO, FastHistogram
+from libs.telemetry.histogram import MOST, SCHEMA, ZERO, Child, FastFamily, FastHistogram
 
 PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,*/*;q=0.1"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -83,6 +84,39 @@ def test_a_native_histogram_has_each_observation_in_the_bucket_whose_bounds_hold
         held = [min(value, MOST) for value in observed]
         assert sum(low * (1 + 1e-12) < value <= high * (1 - 1e-12) for value in held) <= count
         assert count <= sum(low * (1 - 1e-12) <= value <= high * (1 + 1e-12) for value in held)
+
+
+counts = st.integers(0, 2) | st.integers(0, 2**61)
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=3), st.lists(counts, min_size=4, max_size=4), st.floats(0)), max_size=4),
+    st.dictionaries(st.integers(-159, 240), st.integers(1, 2**40), max_size=12),
+)
+def test_histograms_are_written_as_their_messages_are(
+    series: list[tuple[str, list[int], float]], native: dict[int, int]
+) -> None:
+    """Whatever their counts and however many series: they are written past the messages, which would cost more."""
+    children, expected = [], pb.MetricFamily(name="took", help="Of it", type=4)
+    for name, numbers, total in series:
+        child = Child(BOUNDS)
+        child.counts, child.total, child.native = numbers, total, native
+        children.append(((name, "b"), child))
+        metric = expected.metric.add(label=[pb.LabelPair(name="a", value="b"), pb.LabelPair(name="z", value=name)])
+        metric.histogram.sample_sum = total
+        for count, bound in zip(accumulate(child.counts), (*BOUNDS, math.inf), strict=True):
+            metric.histogram.bucket.add(cumulative_count=count, upper_bound=bound)
+            metric.histogram.sample_count = count
+    registry = CollectorRegistry()
+    registry.register(Given(FastFamily("took", "Of it", ("z", "a"), BOUNDS, children)))
+    page = families(Exposition(registry).render(PROTOBUF).body)
+    assert page["took"] == expected
+    for (_, child), metric in zip(children, page["took_native"].metric if series else (), strict=True):
+        told = metric.histogram
+        assert buckets(told) == {place: native.get(place, 0) for place in buckets(told)}
+        assert native.keys() <= buckets(told).keys()
+        assert told.sample_count == max(sum(child.counts), sum(native.values()))
+        assert told.zero_count == told.sample_count - sum(native.values())
 
 
 @given(seconds, st.floats(allow_nan=False), st.integers(0, 10**6))
@@ -160,6 +194,16 @@ def test_the_form_is_what_is_asked_for(accept: str, content_type: str) -> None:
     packed = exposition.render(accept, "gzip, br")
     assert packed.compressed
     assert gzip.decompress(packed.body) == exposition.render(accept).body
+
+
+class Given(Collector):
+    """One metric."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
 
 
 class Held(Collector):

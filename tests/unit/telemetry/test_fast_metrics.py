@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from libs.telemetry.counter import FastCounter
+from libs.telemetry.counter import FastCounter, FastGauge
+from libs.telemetry.exposition import Exposition
 from libs.telemetry.histogram import FastHistogram
 
 BOUNDS = (0.001, 0.1, 1.0, 2.5)
@@ -56,3 +57,20 @@ def test_a_counter_is_read_as_the_original_is(name: str) -> None:
         fast.labels("a")
     with pytest.raises(ValueError, match="Duplicated"):
         Counter(name, "Of them", registry=ours)
+
+
+def test_a_gauge_is_read_as_the_original_is() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    fast, slow = (
+        FastGauge("held_total", "Of it", ["model", "stage"], registry=ours),
+        Gauge("held_total", "Of it", ["model", "stage"], registry=theirs),
+    )
+    for metric in (fast, slow):
+        metric.labels("b", "read").set(2.0)
+        for value in (3.0, -0.5):
+            metric.labels("a", "read").set(value)
+    slow.remove("b", "read")
+    fast.forget("b")
+    assert told(ours) == told(theirs)
+    accept = "application/vnd.google.protobuf"
+    assert Exposition(ours).render(accept) == Exposition(theirs).render(accept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -104,6 +105,25 @@ def test_a_failure_marks_the_span(exported: InMemorySpanExporter) -> None:
     assert (ours.attributes or {})["error.type"] == "QUOTA_TOKENS"
     assert (foreign.attributes or {})["error.type"] == "ZeroDivisionError"
     assert not ours.events  # an exception event would carry the message
+
+
+def test_a_span_has_so_many_links_and_none_to_what_is_no_span(exported: InMemorySpanExporter) -> None:
+    others = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 2 * tracing.MOST_LINKS)]
+    span("step", SAMPLED, links=["", "00-1-2-01", *others]).end()
+    [told] = exported.get_finished_spans()
+    assert [link.context.trace_id for link in told.links] == list(range(1, tracing.MOST_LINKS + 1))
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_clock_that_is_set_changes_no_duration(
+    exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    made = span("work", SAMPLED)
+    set_to = time.time_ns() + jump * 10**9
+    monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", lambda: set_to)
+    made.end()
+    [told] = exported.get_finished_spans()
+    assert 0 <= told.end_time - told.start_time < 3000 * 10**9
 
 
 def test_ending_twice_changes_nothing(exported: InMemorySpanExporter) -> None:

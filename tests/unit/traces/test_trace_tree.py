@@ -77,6 +77,13 @@ def test_text_shows_order_depth_and_errors() -> None:
     assert render(assemble([])) == "(no spans)"
 
 
+def test_text_names_the_trace_that_a_span_is_linked_to_and_counts_the_others() -> None:
+    others = [f"{number:032x}-{number:016x}" for number in (7, 8, 7, 9)]
+    one, several = (msgspec.structs.replace(span("filter"), links=links) for links in (others[:1], others))
+    assert render(assemble([one])).endswith(f"filter: do filter  with {7:032x}")
+    assert render(assemble([several])).endswith(f"filter: do filter  with {7:032x} and 2 more")
+
+
 def test_a_summary_says_who_asked_for_what_and_how_it_ended() -> None:
     limiter = span("limiter", "envoy", 15, error="QUOTA_TOKENS", **{"weir.tenant": "acme"})
     answered = span("gateway", "envoy", 20, **{"gen_ai.request.model": "fast", "gen_ai.response.model": "fast@1"})

@@ -102,5 +102,5 @@ def test_gauges_are_read_from_the_engine() -> None:
     for gauge, value in expected.items():
         [sample] = next(iter(gauge.collect())).samples
         assert sample.value == pytest.approx(value), sample.name
-    assert metrics.MODELS.load_seconds.labels("m@1", "read")._value.get() == 1.5
+    assert metrics.MODELS.load_seconds.labels("m@1", "read").value == 1.5
     assert metrics.WEIGHT_CACHE.labels("hit")._value.get() == 3
