@@ -70,6 +70,10 @@ ROUNDS: tuple[tuple[Drill, ...], ...] = (
         Drill("certificates have a fiftieth of their life", faults.old_certificates(2.0), ("WeirCertificateEnding",)),
         Drill("a clock is a minute ahead", faults.wrong_clock, ("WeirClockSkew",)),
     ),
+    (
+        Drill("the audit log is damaged", faults.damaged_log, ("WeirAuditDamaged",)),
+        Drill("the records' database is away", faults.database_away, ("WeirRecordsStopped",)),
+    ),
     (Drill("the audit service is down", faults.without_audit(until_lost=False), ("WeirAuditBehind",)),),
     (
         Drill(
@@ -87,10 +91,6 @@ DRILLS = tuple(drill for each in ROUNDS for drill in each)
 NOT_DRILLED: Mapping[str, str] = {
     "WeirSnapshotRefused": "the registry and the control plane keep out whatever it would refuse; only a fault of the "
     "control plane's own makes such a state",
-    "WeirAuditDamaged": "a log that is found damaged at the start keeps the service out of the registry, and so out of "
-    "what is scraped; WeirServiceGone pages for it",
-    "WeirRecordsStopped": "a store whose database is away leaves the registry, likewise; a log that does not continue "
-    "it comes of a restored copy alone",
 }
 """Alerts that no real fault here provokes, with the reason."""
 QUICK = ("WeirClockSkew", "WeirNoLeader")

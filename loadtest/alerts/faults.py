@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
+from libs.auditlog.layout import segments
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
@@ -125,6 +126,52 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
             yield began
 
 
+@asynccontextmanager
+async def damaged_log(site: Site) -> AsyncIterator[float]:
+    """A bit of the audit log's oldest record in its newest segment is not as it was, which its service finds when it
+    starts. Ends when the bit is as it was, and the service starts again."""
+    _, segment = segments(site.mesh.state / "data" / "audit" / "log")[-1]
+
+    def flip() -> float:
+        with segment.open("r+b") as file:
+            file.seek(_BYTE)
+            [byte] = file.read(1)
+            file.seek(_BYTE)
+            file.write(bytes([byte ^ 1]))
+        site.mesh.kill("audit")
+        return time.monotonic()
+
+    try:
+        yield flip()
+    finally:
+        flip()
+        await asyncio.to_thread(site.injector.wait_ready)
+
+
+_BYTE = 10
+"""Within the line of any record."""
+
+
+@asynccontextmanager
+async def database_away(site: Site) -> AsyncIterator[float]:
+    """The file of the records' database is gone, and its place taken."""
+    folder = site.mesh.state / "data" / "records"
+    place, away = folder / "records.sqlite", folder / "away"
+    away.mkdir()
+    for each in folder.glob(f"{place.name}*"):
+        each.rename(away / each.name)
+    place.mkdir()
+    try:
+        site.mesh.kill("records")  # what it has open it would keep
+        yield time.monotonic()
+    finally:
+        place.rmdir()
+        for each in away.iterdir():
+            each.rename(folder / each.name)
+        away.rmdir()
+        await asyncio.to_thread(site.injector.wait_ready)
+
+
 def without_audit(*, until_lost: bool) -> Fault:
     """The audit service is down and requests go on. Began when a thousand of their records waited; with `until_lost`,
     the gateway's disk is full as well, and it began when the first record was lost."""
@@ -205,10 +252,7 @@ async def broken_version(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def failing_version(site: Site) -> AsyncIterator[float]:
     """An alias points to a version most of whose answers fail, and is used. Ends when it points to a good one."""
-    good = await site.push("drill", "1", "fast", {})
-    bad = await site.push("drill", "2", "fast", {"error_rate": 0.9})
-    await site.alias("drill", good)
-    await site.served("drill")
+    good, bad = await site.two_versions("drill", {"error_rate": 0.9})
     async with site.load("drill", 6, tokens=9, pause=0.05):
         await site.alias("drill", bad)
         began = time.monotonic()
@@ -219,10 +263,7 @@ async def failing_version(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def failing_canary(site: Site) -> AsyncIterator[float]:
     """A version half of whose answers fail is rolled out."""
-    good = await site.push("drill-canary", "1", "fast", {})
-    bad = await site.push("drill-canary", "2", "fast", {"error_rate": 0.5})
-    await site.alias("drill-canary", good)
-    await site.served("drill-canary")
+    _, bad = await site.two_versions("drill-canary", {"error_rate": 0.5})
     async with site.load("drill-canary", 8, tokens=9, pause=0.05):
         plan = ("--steps", "30", "--step-duration", "2m", "--set", "sticky=user")
         await site.weir("rollout", "start", "drill-canary", bad, *plan, *_BECAUSE)
@@ -232,10 +273,7 @@ async def failing_canary(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def frozen_rollout(site: Site) -> AsyncIterator[float]:
     """A rollout is under way when an operator freezes all of them."""
-    good = await site.push("drill-held", "1", "fast", {})
-    other = await site.push("drill-held", "2", "fast", {"itl_factor": 1.0})
-    await site.alias("drill-held", good)
-    await site.served("drill-held")
+    _, other = await site.two_versions("drill-held", {"itl_factor": 1.0})
     await site.weir(*("rollout", "start", "drill-held", other, "--steps", "30", "--step-duration", "10m"), *_BECAUSE)
     await site.weir("rollout", "freeze", "--on", *_BECAUSE)
     try:

@@ -97,6 +97,15 @@ class Site:
         """Let it point to one version."""
         await self.weir("set", "aliases", name, f"targets=[{{model_version: {version}, weight: 100}}]", "--create")
 
+    async def two_versions(self, model: str, faults: dict[str, float]) -> tuple[str, str]:
+        """A good version of a simulated model, which is served under its name, and one with these faults, which is
+        not."""
+        good = await self.push(model, "1", "fast", {})
+        other = await self.push(model, "2", "fast", faults)
+        await self.alias(model, good)
+        await self.served(model)
+        return good, other
+
     async def page(self, process: str) -> dict[str, float]:
         """A process's metrics, samples by name and labels."""
         return await accounting.scrape(self.address(process, "metrics"))
