@@ -25,6 +25,7 @@ from libs.supervisor.leash import leashed
 from loadtest.alerts.site import HASTY, PATIENT, Site, total
 from loadtest.soak import network
 from loadtest.soak.inject import filled
+from tests.support.mesh import eventually
 
 Fault = Callable[[Site], AbstractAsyncContextManager[float]]
 _LOOK = 0.05
@@ -129,22 +130,22 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def damaged_log(site: Site) -> AsyncIterator[float]:
     """A bit of the audit log's oldest record in its newest segment is not as it was, which its service finds when it
-    starts. Ends when the bit is as it was, and the service starts again."""
+    starts. Began when it started; ends when the bit is as it was, and the service has started again."""
     _, segment = segments(site.mesh.state / "data" / "audit" / "log")[-1]
 
-    def flip() -> float:
+    def flip() -> None:
         with segment.open("r+b") as file:
             file.seek(_BYTE)
             [byte] = file.read(1)
             file.seek(_BYTE)
             file.write(bytes([byte ^ 1]))
-        site.mesh.kill("audit")
-        return time.monotonic()
 
+    flip()
     try:
-        yield flip()
+        yield await _killed(site, "audit")
     finally:
         flip()
+        await _killed(site, "audit")
         await asyncio.to_thread(site.injector.wait_ready)
 
 
@@ -154,7 +155,7 @@ _BYTE = 10
 
 @asynccontextmanager
 async def database_away(site: Site) -> AsyncIterator[float]:
-    """The file of the records' database is gone, and its place taken."""
+    """The file of the records' database is gone, and its place taken. Began when the service started without it."""
     folder = site.mesh.state / "data" / "records"
     place, away = folder / "records.sqlite", folder / "away"
     away.mkdir()
@@ -162,14 +163,24 @@ async def database_away(site: Site) -> AsyncIterator[float]:
         each.rename(away / each.name)
     place.mkdir()
     try:
-        site.mesh.kill("records")  # what it has open it would keep
-        yield time.monotonic()
+        yield await _killed(site, "records")  # what it has open it would keep
     finally:
         place.rmdir()
         for each in away.iterdir():
             each.rename(folder / each.name)
         away.rmdir()
         await asyncio.to_thread(site.injector.wait_ready)
+
+
+async def _killed(site: Site, process: str) -> float:
+    """It is killed; when another runs in its place."""
+    old = site.mesh.kill(process)
+
+    def another() -> bool:
+        return site.mesh.process(process)["pid"] not in (None, old)
+
+    await asyncio.to_thread(eventually, another, seconds=60, what=f"another {process}")
+    return time.monotonic()
 
 
 def without_audit(*, until_lost: bool) -> Fault:
