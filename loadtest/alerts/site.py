@@ -10,11 +10,12 @@ import re
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -206,9 +207,9 @@ async def drill_site(
 
 
 @asynccontextmanager
-async def watched(site: Site) -> AsyncIterator[Watch]:
-    """What Alertmanager is told of meanwhile."""
-    watch = Watch(site.address("alertmanager"))
+async def watched(site: Site, only: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> AsyncIterator[Watch]:
+    """What Alertmanager is told of meanwhile; see `Watch.only`."""
+    watch = Watch(site.address("alertmanager"), only)
     looking = asyncio.create_task(watch.run())
     try:
         yield watch
