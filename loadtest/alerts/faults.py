@@ -130,7 +130,7 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def damaged_log(site: Site) -> AsyncIterator[float]:
     """A bit of the audit log's oldest record in its newest segment is not as it was, which its service finds when it
-    starts. Began when it started; ends when the bit is as it was, and the service has started again."""
+    starts. Began when that one answered; ends when the bit is as it was, and the service has started again."""
     _, segment = segments(site.mesh.state / "data" / "audit" / "log")[-1]
 
     def flip() -> None:
@@ -155,7 +155,7 @@ _BYTE = 10
 
 @asynccontextmanager
 async def database_away(site: Site) -> AsyncIterator[float]:
-    """The file of the records' database is gone, and its place taken. Began when the service started without it."""
+    """The file of the records' database is gone, its place taken. Began when its service, started anew, answers."""
     folder = site.mesh.state / "data" / "records"
     place, away = folder / "records.sqlite", folder / "away"
     away.mkdir()
@@ -173,14 +173,19 @@ async def database_away(site: Site) -> AsyncIterator[float]:
 
 
 async def _killed(site: Site, process: str) -> float:
-    """It is killed; when another runs in its place."""
+    """It is killed; when another answers in its place."""
     old = site.mesh.kill(process)
 
     def another() -> bool:
         return site.mesh.process(process)["pid"] not in (None, old)
 
     await asyncio.to_thread(eventually, another, seconds=60, what=f"another {process}")
-    return time.monotonic()
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(OSError):
+                await site.page(process)
+                return time.monotonic()
+            await asyncio.sleep(_LOOK)
 
 
 def without_audit(*, until_lost: bool) -> Fault:
