@@ -206,7 +206,7 @@ def without_audit(*, until_lost: bool) -> Fault:
         disk = filled(site.mesh.state / "data" / "gateway") if until_lost else nullcontext()
         async with down("audit")(site), site.load(HASTY, 24, prompt=4, tokens=1):
             with disk:
-                end = time.monotonic() + 180
+                end = time.monotonic() + 600  # a busy machine takes long to fill two segments of the journal
                 while not await so():
                     if time.monotonic() > end:
                         raise TimeoutError("requests leave no records")
