@@ -45,7 +45,8 @@ ROUNDS: tuple[tuple[Drill, ...], ...] = (
         Drill("a process dies three times", faults.flapping("collector"), ("WeirProcessFlapping",)),
         Drill("a member of etcd syncs slowly", faults.slow_disk, ("WeirEtcdSlow",), faults.can_trace),
     ),
-    (Drill("sixty callers of shorter answers", faults.flood(faults.SHORT), ("WeirQueueOld", "WeirPreemptionStorm")),),
+    (Drill("sixty callers of shorter answers", faults.flood(faults.SHORT), ("WeirQueueOld",)),),
+    (Drill("some answers are longer than others were", faults.misjudged, ("WeirPreemptionStorm",)),),
     (
         Drill(
             "the audit service's disk is full",

@@ -22,7 +22,7 @@ from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
 from libs.supervisor.leash import leashed
-from loadtest.alerts.site import HASTY, PATIENT, Site, total
+from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
 from loadtest.soak import network
 from loadtest.soak.inject import filled
 from tests.support.mesh import eventually
@@ -318,21 +318,42 @@ async def spent_budget(site: Site) -> AsyncIterator[float]:
 def flood(tokens: int) -> Fault:
     """Sixty callers ask for answers of so many tokens, many more than the workers can give, and their objective lets
     them wait. Of long ones each holds every KV block of the worker that keeps what an answer may need, and most are
-    refused; of shorter ones more run on the other worker than fit to their end, and the rest wait."""
+    refused; of shorter ones the rest waits."""
 
     @asynccontextmanager
     async def fault(site: Site) -> AsyncIterator[float]:
-        await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
-        try:
+        async with _patience(site):
             began = time.monotonic()
             async with site.load(PATIENT, 60, prompt=24, tokens=tokens, pause=0.2):
                 yield began
-        finally:
-            await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
 
     return fault
 
 
+@asynccontextmanager
+async def _patience(site: Site) -> AsyncIterator[None]:
+    """An objective that lets requests wait."""
+    await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
+    try:
+        yield
+    finally:
+        await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+
+
+@asynccontextmanager
+async def misjudged(site: Site) -> AsyncIterator[float]:
+    """Most answers end after a few tokens, so that admission keeps little memory for each, and some are long."""
+    vowels = ("a", "e", "i", "o", " ")
+    async with _patience(site), site.load(PATIENT, 24, prompt=24, tokens=_LONGER, stop=vowels) as short:
+        await until(lambda: short.count(200) > _LEARNED, what="short answers")
+        began = time.monotonic()
+        async with site.load(PATIENT, 16, prompt=24, tokens=_LONGER):
+            yield began
+
+
+_LONGER = 400
+_LEARNED = 200
+"""Answers: three times as many as are remembered (libs/answer_lengths)."""
 LONG, SHORT = 990, 150
 """Tokens: all of a worker's blocks, and a sixth of them."""
 

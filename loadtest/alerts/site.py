@@ -113,12 +113,21 @@ class Site:
 
     @asynccontextmanager
     async def load(
-        self, model: str, clients: int, *, prompt: int = 16, tokens: int = 4, key: str = "", pause: float = 0.0
+        self,
+        model: str,
+        clients: int,
+        *,
+        prompt: int = 16,
+        tokens: int = 4,
+        stop: Sequence[str] = (),
+        key: str = "",
+        pause: float = 0.0,
     ) -> AsyncIterator[list[int]]:
         """While the block runs, so many clients ask, each again as soon as it was answered. Yields the statuses that
         they got; 0 for a connection that broke."""
         seen: list[int] = []
         body = {"model": model, "prompt": list(TOKEN_IDS[:prompt]), "max_tokens": tokens, "ignore_eos": True}
+        body |= {"stop": list(stop)} if stop else {}
         host, _, port = str(self.address("envoy", "plain_address")).rpartition(":")
         bodies = [json.dumps({**body, "user": f"user-{number}"}).encode() for number in range(_USERS)]
         requests = cycle([post(host, PATH, key or self.mesh.env["WEIR_KEY_ACME"], each) for each in bodies])
