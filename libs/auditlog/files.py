@@ -31,6 +31,9 @@ from libs.auditlog.marks import Marks
 CHECKPOINT_BYTES = 256 * 1024
 """The checkpoint file is cut down to its last `CHECKPOINTS_KEPT` lines when it is longer than this."""
 CHECKPOINTS_KEPT = 256
+PROBE_BYTES = 64 * 1024
+"""A checkpoint alone may still fit into the last block of a full disk; then the log would be taken up, and given up
+with the next records, again and again."""
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -217,7 +220,7 @@ class AuditFiles:
             raise WriteFailedError(os.strerror(error.errno) if error.errno else "the write failed") from error
 
     def probe(self) -> None:
-        """Write the newest checkpoint once more, to learn whether writing works.
+        """Write `PROBE_BYTES` and take them back, and the newest checkpoint once more, to learn whether writing works.
 
         Raises:
             WriteFailedError: it does not.
@@ -225,8 +228,12 @@ class AuditFiles:
         try:
             if self._segment is not None:
                 self._segment.restore()
+                self._segment.append(bytes(PROBE_BYTES))
+                self._segment.restore()
             self._write_checkpoint(self.count, self.head)
         except OSError as error:
+            if self._segment is not None:
+                self._segment.roll_back()
             raise WriteFailedError(os.strerror(error.errno) if error.errno else "the write failed") from error
 
     def close(self) -> None:

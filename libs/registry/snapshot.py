@@ -11,7 +11,7 @@ from weir.registry.v1 import registry_pb2
 
 from libs.registry.ports import KeyValue, WatchEvent
 from libs.resources.codec import located, read, unpack
-from libs.resources.kinds import ATTRIBUTE
+from libs.resources.kinds import ATTRIBUTE, UNREADY, attribute_of
 from libs.resources.snapshot import RegistrySnapshot
 
 
@@ -48,7 +48,8 @@ def snapshot_of(kvs: Iterable[KeyValue], revision: int, *, kinds: Collection[str
 def apply_events(
     snapshot: RegistrySnapshot, events: Iterable[WatchEvent], revision: int, *, kinds: Collection[str] | None = None
 ) -> RegistrySnapshot:
-    """The snapshot after the events; as if listed anew at that revision. An endpoint that leaves is not in it."""
+    """The snapshot after the events; as if listed anew at that revision. An endpoint that leaves is among
+    the `unready` only."""
     changed: dict[str, dict[Any, Any]] = {}
 
     def writable(attribute: str) -> dict[Any, Any]:
@@ -67,6 +68,8 @@ def apply_events(
         attribute = ATTRIBUTE[kind.plural]
         if event.key in changed.get("faults", snapshot.faults):
             del writable("faults")[event.key]
+        if kind.message is registry_pb2.Endpoint and entry in changed.get(UNREADY, snapshot.unready):
+            del writable(UNREADY)[entry]
         if event.value is None:
             writable(attribute).pop(entry, None)
             continue
@@ -80,9 +83,8 @@ def apply_events(
             writable("faults")[event.key] = f"no {kind.name}: {error}"
             writable(attribute).pop(entry, None)
             continue
-        if isinstance(message, registry_pb2.Endpoint) and message.leaving:
+        if attribute_of(message) != attribute:
             writable(attribute).pop(entry, None)
-        else:
-            writable(attribute)[entry] = message
+        writable(attribute_of(message))[entry] = message
     frozen: dict[str, Any] = {name: MappingProxyType(entries) for name, entries in changed.items()}
     return replace(snapshot, revision=revision, **frozen)

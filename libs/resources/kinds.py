@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from google.protobuf.message import Message
 from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.checks.access import check_binding
@@ -366,15 +367,25 @@ _ROWS: Mapping[str, Kind] = {
             Column("ENGINE", "engine"),
             Column("MODELS", "model_versions", wide=True),
             Column("METRICS", "metrics_address", wide=True),
+            Column("LEAVING", "leaving", wide=True),
         ),
     ),
 }
 """By the attribute of `RegistrySnapshot` that has its resources. What is referred to comes before what refers to it."""
 ATTRIBUTE: Mapping[str, str] = MappingProxyType({row.plural: name for name, row in _ROWS.items()})
 """Plural name → the snapshot's attribute."""
+UNREADY = "unready"
+"""Likewise, of the endpoints that nobody counts."""
 KINDS: tuple[Kind, ...] = tuple(_ROWS.values())
 """All kinds; what is referred to before what refers to it."""
 BY_PLURAL: Mapping[str, Kind] = MappingProxyType({row.plural: row for row in KINDS})
 BY_NAME: Mapping[str, Kind] = MappingProxyType({row.name: row for row in KINDS})
 BY_MESSAGE: Mapping[type, Kind] = MappingProxyType({row.message: row for row in KINDS})
 BY_PART: Mapping[str, Kind] = MappingProxyType({row.part: row for row in KINDS})
+
+
+def attribute_of(message: Message) -> str:
+    """The attribute of `RegistrySnapshot` that it belongs to."""
+    if isinstance(message, pb.Endpoint) and message.leaving:
+        return UNREADY
+    return ATTRIBUTE[BY_MESSAGE[type(message)].plural]

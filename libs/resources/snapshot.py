@@ -67,7 +67,9 @@ class RegistrySnapshot:
     levels: Mapping[str, pb.PoolLevel] = _none()
     """By pool."""
     endpoints: Mapping[tuple[str, str], pb.Endpoint] = _none()
-    """By (service, instance)."""
+    """By (service, instance): those that serve."""
+    unready: Mapping[tuple[str, str], pb.Endpoint] = _none()
+    """Likewise: those that run and do not, or are about to end. Nobody counts them; they have metrics."""
     faults: Mapping[str, str] = _none()
     """Store key → why its value could not be read; such a key is absent from its collection."""
 

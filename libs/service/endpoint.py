@@ -1,4 +1,4 @@
-"""Keeps this process's endpoint in the registry while it serves."""
+"""Keeps this process's endpoint in the registry while it runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from libs.config.addresses import join
 
 
 async def keep_endpoint(
-    settings: ServiceSettings, port: int, extra: Callable[[], Mapping[str, Any]], news: asyncio.Event
+    settings: ServiceSettings,
+    port: int,
+    extra: Callable[[], Mapping[str, Any]],
+    *,
+    ready: Callable[[], bool],
+    news: asyncio.Event,
 ) -> None:
     """Register where it is reached, under a lease, until cancelled; the lease is revoked then. `extra` gives further
-    fields of the endpoint, anew each time that `news` is set."""
+    fields of the endpoint; both are asked anew each time that `news` is set. One that is not `ready` is registered as
+    `leaving`, which nobody counts, so that its metrics are scraped all the same."""
     from libs.registry import EndpointRegistration, EtcdStore
 
-    began = timestamp_pb2.Timestamp(seconds=int(time.time()))
+    began: timestamp_pb2.Timestamp | None = None
 
     def endpoint() -> registry_pb2.Endpoint:
+        nonlocal began
         news.clear()
+        serving = ready()
+        began = (began or timestamp_pb2.Timestamp(seconds=int(time.time()))) if serving else None
         return registry_pb2.Endpoint(
             service=settings.service,
             instance=settings.instance,
@@ -34,6 +43,7 @@ async def keep_endpoint(
             region=settings.region,
             metrics_address=join(settings.advertised, settings.metrics_port) if settings.metrics_port else "",
             started_at=began,
+            leaving=not serving,
             **extra(),
         )
 

@@ -42,6 +42,11 @@ class Health:
         await self._tell(_NOT_SERVING)
 
     @property
+    def ready(self) -> bool:
+        """Whether they serve."""
+        return not self._fault
+
+    @property
     def fault(self) -> str:
         """Why they do not serve, and what is missing; empty: they do."""
         missing = self._lacks() if self._fault else ()

@@ -42,10 +42,10 @@ class Ready(Protocol):
     """How a service tells whether it can serve."""
 
     def __call__(self) -> None:
-        """It can: health turns SERVING and the endpoint is registered."""
+        """It can: health turns SERVING and the endpoint counts."""
 
     def withdraw(self) -> None:
-        """It cannot any more: health turns NOT_SERVING and the endpoint goes, until the next call."""
+        """It cannot any more: health turns NOT_SERVING and nobody counts the endpoint, until the next call."""
 
     def changed(self) -> None:
         """`Service.endpoint_extra` says something else than before: the endpoint is written anew, under its lease."""
@@ -59,15 +59,15 @@ class Service(Protocol):
 
     async def run(self, ready: Ready) -> None:
         """The process's background work, for its whole life. Calls `ready` once its dependencies are good: health
-        turns SERVING and the endpoint is registered. Ends only by cancellation or with the error that ends the
-        process."""
+        turns SERVING and the endpoint counts. Ends only by cancellation or with the error that ends the process."""
 
     async def drain(self) -> None:
         """Finish or hand over running work; called on SIGTERM after health turned NOT_SERVING and the endpoint was
         withdrawn, and given `drain_seconds`."""
 
     def endpoint_extra(self) -> Mapping[str, Any]:
-        """Further fields of `weir.registry.v1.Endpoint`; asked again after `Ready.changed`."""
+        """Further fields of `weir.registry.v1.Endpoint`, as far as they are known: asked from the start on, also while
+        it is not ready, and again after `Ready.changed`."""
 
 
 @runtime_checkable
@@ -166,31 +166,21 @@ async def serve(
 
 
 async def _announce(running: Running, readiness: _Readiness, health: Health, settings: ServiceSettings) -> None:
-    """Be SERVING and registered while the service says that it is ready."""
-    while True:
-        await readiness.ready.wait()
-        await health.serving()
-        log.info("serving", port=running.port)
-        endpoint = asyncio.create_task(_register(running, readiness, settings), name="endpoint")
-        lost = asyncio.create_task(readiness.lost.wait(), name="readiness")
-        try:
-            await asyncio.wait((endpoint, lost), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (endpoint, lost):
-                task.cancel()
-            await asyncio.wait((endpoint, lost))
-        if not endpoint.cancelled() and (error := endpoint.exception()) is not None:
-            raise error
-        await health.not_serving("not ready")
-        log.info("not_serving")
-
-
-async def _register(running: Running, readiness: _Readiness, settings: ServiceSettings) -> None:
-    """Keep the endpoint registered until cancelled."""
-    if settings.etcd:
-        await keep_endpoint(settings, running.port, running.service.endpoint_extra, readiness.news)
-    else:
-        await asyncio.Event().wait()
+    """Be SERVING while the service says that it is ready, and registered all the time, as what it is."""
+    extra, news = running.service.endpoint_extra, readiness.news
+    async with asyncio.TaskGroup() as group:
+        if settings.etcd:
+            kept = keep_endpoint(settings, running.port, extra, ready=lambda: health.ready, news=news)
+            group.create_task(kept, name="endpoint")
+        while True:
+            await readiness.ready.wait()
+            await health.serving()
+            news.set()
+            log.info("serving", port=running.port)
+            await readiness.lost.wait()
+            await health.not_serving("not ready")
+            news.set()
+            log.info("not_serving")
 
 
 def main(settings_type: type[S], build: Builder[S], **server_options: Any) -> None:
@@ -232,7 +222,7 @@ async def _main(settings: S, build: Builder[S], server_options: dict[str, Any]) 
     pages: dict[str, Callable[[], bytes]] = {}
     if settings.metrics_port:
         serve_pages(settings, health, pages)
-        watch_host(settings.state_dir)
+        watch_host(settings.state_dir, lambda: health.ready)
         if settings.tls is not None:
             watch_expiry(settings.tls)
     stop = asyncio.Event()

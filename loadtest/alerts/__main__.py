@@ -33,7 +33,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.alerts.drills import NOT_DRILLED, QUICK, Result, chosen, play
+from loadtest.alerts.drills import FASTEST, NOT_DRILLED, QUICK, Result, chosen, play
 from loadtest.alerts.healthy import false_alerts
 from loadtest.alerts.shortened import INTERVAL, shortened, windows
 from loadtest.alerts.site import RULE_FOLDER, drill_site, watched
@@ -55,7 +55,7 @@ async def drilled(folder: Path, alerts: Collection[str], factor: float) -> list[
         for file in RULES
         for name, length in windows(shortened((RULE_FOLDER / file).read_text(), factor)).items()
     }
-    async with drill_site(folder, factor) as site, watched(site) as watch:
+    async with drill_site(folder, factor) as site, watched(site, FASTEST) as watch:
         return await play(site, watch, chosen(alerts), lengths, say)
 
 

@@ -17,13 +17,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
+from libs.auditlog.layout import segments
 from libs.pki import reissue
 from libs.pki.authority import LEAF_LIFE
 from libs.registry.ports import Put
 from libs.supervisor.leash import leashed
-from loadtest.alerts.site import HASTY, PATIENT, Site, total
+from loadtest.alerts.site import HASTY, PATIENT, Site, total, until
 from loadtest.soak import network
 from loadtest.soak.inject import filled
+from tests.support.mesh import eventually
 
 Fault = Callable[[Site], AbstractAsyncContextManager[float]]
 _LOOK = 0.05
@@ -125,6 +127,67 @@ async def full_disk(site: Site) -> AsyncIterator[float]:
             yield began
 
 
+@asynccontextmanager
+async def damaged_log(site: Site) -> AsyncIterator[float]:
+    """A bit of the audit log's oldest record in its newest segment is not as it was, which its service finds when it
+    starts. Began when that one answered; ends when the bit is as it was, and the service has started again."""
+    _, segment = segments(site.mesh.state / "data" / "audit" / "log")[-1]
+
+    def flip() -> None:
+        with segment.open("r+b") as file:
+            file.seek(_BYTE)
+            [byte] = file.read(1)
+            file.seek(_BYTE)
+            file.write(bytes([byte ^ 1]))
+
+    flip()
+    try:
+        yield await _killed(site, "audit")
+    finally:
+        flip()
+        await _killed(site, "audit")
+        await asyncio.to_thread(site.injector.wait_ready)
+
+
+_BYTE = 10
+"""Within the line of any record."""
+
+
+@asynccontextmanager
+async def database_away(site: Site) -> AsyncIterator[float]:
+    """The file of the records' database is gone, its place taken. Began when its service, started anew, answers."""
+    folder = site.mesh.state / "data" / "records"
+    place, away = folder / "records.sqlite", folder / "away"
+    away.mkdir()
+    for each in folder.glob(f"{place.name}*"):
+        each.rename(away / each.name)
+    place.mkdir()
+    try:
+        yield await _killed(site, "records")  # what it has open it would keep
+    finally:
+        place.rmdir()
+        for each in away.iterdir():
+            each.rename(folder / each.name)
+        away.rmdir()
+        await asyncio.to_thread(site.injector.wait_ready)
+
+
+async def _killed(site: Site, process: str) -> float:
+    """It is killed; when another answers in its place."""
+    old = site.mesh.kill(process)
+
+    def another() -> bool:
+        return site.mesh.process(process)["pid"] not in (None, old)
+
+    await asyncio.to_thread(eventually, another, seconds=60, what=f"another {process}")
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(OSError):
+                await site.page(process)
+                return time.monotonic()
+            await asyncio.sleep(_LOOK)
+
+
 def without_audit(*, until_lost: bool) -> Fault:
     """The audit service is down and requests go on. Began when a thousand of their records waited; with `until_lost`,
     the gateway's disk is full as well, and it began when the first record was lost."""
@@ -143,7 +206,7 @@ def without_audit(*, until_lost: bool) -> Fault:
         disk = filled(site.mesh.state / "data" / "gateway") if until_lost else nullcontext()
         async with down("audit")(site), site.load(HASTY, 24, prompt=4, tokens=1):
             with disk:
-                end = time.monotonic() + 180
+                end = time.monotonic() + 600  # a busy machine takes long to fill two segments of the journal
                 while not await so():
                     if time.monotonic() > end:
                         raise TimeoutError("requests leave no records")
@@ -205,10 +268,7 @@ async def broken_version(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def failing_version(site: Site) -> AsyncIterator[float]:
     """An alias points to a version most of whose answers fail, and is used. Ends when it points to a good one."""
-    good = await site.push("drill", "1", "fast", {})
-    bad = await site.push("drill", "2", "fast", {"error_rate": 0.9})
-    await site.alias("drill", good)
-    await site.served("drill")
+    good, bad = await site.two_versions("drill", {"error_rate": 0.9})
     async with site.load("drill", 6, tokens=9, pause=0.05):
         await site.alias("drill", bad)
         began = time.monotonic()
@@ -219,10 +279,7 @@ async def failing_version(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def failing_canary(site: Site) -> AsyncIterator[float]:
     """A version half of whose answers fail is rolled out."""
-    good = await site.push("drill-canary", "1", "fast", {})
-    bad = await site.push("drill-canary", "2", "fast", {"error_rate": 0.5})
-    await site.alias("drill-canary", good)
-    await site.served("drill-canary")
+    _, bad = await site.two_versions("drill-canary", {"error_rate": 0.5})
     async with site.load("drill-canary", 8, tokens=9, pause=0.05):
         plan = ("--steps", "30", "--step-duration", "2m", "--set", "sticky=user")
         await site.weir("rollout", "start", "drill-canary", bad, *plan, *_BECAUSE)
@@ -232,10 +289,7 @@ async def failing_canary(site: Site) -> AsyncIterator[float]:
 @asynccontextmanager
 async def frozen_rollout(site: Site) -> AsyncIterator[float]:
     """A rollout is under way when an operator freezes all of them."""
-    good = await site.push("drill-held", "1", "fast", {})
-    other = await site.push("drill-held", "2", "fast", {"itl_factor": 1.0})
-    await site.alias("drill-held", good)
-    await site.served("drill-held")
+    _, other = await site.two_versions("drill-held", {"itl_factor": 1.0})
     await site.weir(*("rollout", "start", "drill-held", other, "--steps", "30", "--step-duration", "10m"), *_BECAUSE)
     await site.weir("rollout", "freeze", "--on", *_BECAUSE)
     try:
@@ -264,21 +318,42 @@ async def spent_budget(site: Site) -> AsyncIterator[float]:
 def flood(tokens: int) -> Fault:
     """Sixty callers ask for answers of so many tokens, many more than the workers can give, and their objective lets
     them wait. Of long ones each holds every KV block of the worker that keeps what an answer may need, and most are
-    refused; of shorter ones more run on the other worker than fit to their end, and the rest wait."""
+    refused; of shorter ones the rest waits."""
 
     @asynccontextmanager
     async def fault(site: Site) -> AsyncIterator[float]:
-        await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
-        try:
+        async with _patience(site):
             began = time.monotonic()
             async with site.load(PATIENT, 60, prompt=24, tokens=tokens, pause=0.2):
                 yield began
-        finally:
-            await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
 
     return fault
 
 
+@asynccontextmanager
+async def _patience(site: Site) -> AsyncIterator[None]:
+    """An objective that lets requests wait."""
+    await site.weir("set", "slos", "generate/quality", "ttft_p95=60s", *_BECAUSE)
+    try:
+        yield
+    finally:
+        await site.weir("set", "slos", "generate/quality", "ttft_p95=4s", *_BECAUSE)
+
+
+@asynccontextmanager
+async def misjudged(site: Site) -> AsyncIterator[float]:
+    """Most answers end after a few tokens, so that admission keeps little memory for each, and some are long."""
+    vowels = ("a", "e", "i", "o", " ")
+    async with _patience(site), site.load(PATIENT, 24, prompt=24, tokens=_LONGER, stop=vowels) as short:
+        await until(lambda: short.count(200) > _LEARNED, what="short answers")
+        began = time.monotonic()
+        async with site.load(PATIENT, 16, prompt=24, tokens=_LONGER):
+            yield began
+
+
+_LONGER = 400
+_LEARNED = 200
+"""Answers: three times as many as are remembered (libs/answer_lengths)."""
 LONG, SHORT = 990, 150
 """Tokens: all of a worker's blocks, and a sixth of them."""
 

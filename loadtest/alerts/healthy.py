@@ -18,10 +18,7 @@ _PARTS = 4
 async def false_alerts(folder: Path, seconds: float, say: Say) -> dict[str, int]:
     """How often each alert fired that fired at all."""
     async with drill_site(folder, 1.0, (), profile=PROFILE) as site, watched(site) as watch:
-        good = await site.push("drill", "1", "fast", {})
-        better = await site.push("drill", "2", "fast", {"itl_factor": 1.0})
-        await site.alias("drill", good)
-        await site.served("drill")
+        _, better = await site.two_versions("drill", {"itl_factor": 1.0})
         end = time.monotonic() + seconds
         async with (
             site.load(HASTY, 2, tokens=24, pause=0.1) as one,

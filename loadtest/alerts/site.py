@@ -10,11 +10,12 @@ import re
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -97,18 +98,36 @@ class Site:
         """Let it point to one version."""
         await self.weir("set", "aliases", name, f"targets=[{{model_version: {version}, weight: 100}}]", "--create")
 
+    async def two_versions(self, model: str, faults: dict[str, float]) -> tuple[str, str]:
+        """A good version of a simulated model, which is served under its name, and one with these faults, which is
+        not."""
+        good = await self.push(model, "1", "fast", {})
+        other = await self.push(model, "2", "fast", faults)
+        await self.alias(model, good)
+        await self.served(model)
+        return good, other
+
     async def page(self, process: str) -> dict[str, float]:
         """A process's metrics, samples by name and labels."""
         return await accounting.scrape(self.address(process, "metrics"))
 
     @asynccontextmanager
     async def load(
-        self, model: str, clients: int, *, prompt: int = 16, tokens: int = 4, key: str = "", pause: float = 0.0
+        self,
+        model: str,
+        clients: int,
+        *,
+        prompt: int = 16,
+        tokens: int = 4,
+        stop: Sequence[str] = (),
+        key: str = "",
+        pause: float = 0.0,
     ) -> AsyncIterator[list[int]]:
         """While the block runs, so many clients ask, each again as soon as it was answered. Yields the statuses that
         they got; 0 for a connection that broke."""
         seen: list[int] = []
         body = {"model": model, "prompt": list(TOKEN_IDS[:prompt]), "max_tokens": tokens, "ignore_eos": True}
+        body |= {"stop": list(stop)} if stop else {}
         host, _, port = str(self.address("envoy", "plain_address")).rpartition(":")
         bodies = [json.dumps({**body, "user": f"user-{number}"}).encode() for number in range(_USERS)]
         requests = cycle([post(host, PATH, key or self.mesh.env["WEIR_KEY_ACME"], each) for each in bodies])
@@ -197,9 +216,9 @@ async def drill_site(
 
 
 @asynccontextmanager
-async def watched(site: Site) -> AsyncIterator[Watch]:
-    """What Alertmanager is told of meanwhile."""
-    watch = Watch(site.address("alertmanager"))
+async def watched(site: Site, only: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> AsyncIterator[Watch]:
+    """What Alertmanager is told of meanwhile; see `Watch.only`."""
+    watch = Watch(site.address("alertmanager"), only)
     looking = asyncio.create_task(watch.run())
     try:
         yield watch

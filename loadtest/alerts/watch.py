@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import urllib.request
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -28,6 +28,8 @@ class Watch:
 
     address: str
     """Alertmanager's "host:port"."""
+    only: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of these alerts those with these labels."""
     firings: dict[str, list[Firing]] = field(default_factory=dict)
     """By alert, in order."""
 
@@ -76,4 +78,8 @@ class Watch:
 
     def _ask(self) -> set[str]:
         with urllib.request.urlopen(f"http://{self.address}/api/v2/alerts", timeout=5) as answer:
-            return {each["labels"]["alertname"] for each in json.load(answer)}
+            return self.names(each["labels"] for each in json.load(answer))
+
+    def names(self, told: Iterable[Mapping[str, str]]) -> set[str]:
+        """The alerts that count of those with these labels."""
+        return {each["alertname"] for each in told if self.only.get(each["alertname"], {}).items() <= each.items()}

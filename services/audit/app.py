@@ -80,6 +80,8 @@ class AuditService:
             on_writable=self._on_writable,
         )
         self._committer.damaged = _UNCOMPARED
+        self._keys_fault = ""
+        metrics.SEALING.set_function(lambda: float(not self._keys_fault and not self._committer.unsealed))
         self._anchors = Anchors(
             store,
             bucket,
@@ -231,12 +233,10 @@ class AuditService:
             except (KekError, VaultError, SealingError) as error:
                 if self._committer.damaged != str(error):
                     log.error("audit_keys_unusable", reason=str(error))
-                self._committer.damaged = str(error)
-                metrics.SEALING.set(0)
+                self._committer.damaged = self._keys_fault = str(error)
                 await asyncio.sleep(self._settings.probe_seconds)
                 continue
-            self._committer.damaged = _UNCOMPARED
-            metrics.SEALING.set(1)
+            self._committer.damaged, self._keys_fault = _UNCOMPARED, ""
             return
 
     async def _first_anchor(self) -> None:

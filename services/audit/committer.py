@@ -21,6 +21,8 @@ log = get_logger(__name__)
 
 _OWN = 2
 """Lines of a commit that are the log's own: marks, and a gap before a journal's records."""
+_UNSEALED_SECONDS = 15.0
+"""After a record that could not be sealed: its writer tries again within this."""
 Result = TypeVar("Result")
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class Committer(Generic[Result]):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-disk")
         self._writable = True
         self._closing = False
+        self._unsealed_at = float("-inf")
         self.damaged = ""
         """Why nothing can be appended: what was acknowledged is not as it was. Empty while the log is sound."""
 
@@ -73,6 +76,11 @@ class Committer(Generic[Result]):
     def writable(self) -> bool:
         """The last write worked and the log is sound."""
         return self._writable and not self.damaged
+
+    @property
+    def unsealed(self) -> bool:
+        """A record could not be sealed lately: whoever wrote it tries it again and again, beside others that can."""
+        return self._clock.monotonic() < self._unsealed_at + _UNSEALED_SECONDS
 
     @property
     def count(self) -> int:
@@ -218,7 +226,8 @@ class Committer(Generic[Result]):
         metrics.DUPLICATE.inc(late)
         metrics.SEQUENCE.set(self._files.count)
         self._tell()
-        self._set_writable(True, "")
+        if len(placed) > late:  # what writes nothing shows nothing
+            self._set_writable(True, "")
         found = iter(stored)
         for waiting in group:
             self._answer(waiting, [next(found) for _ in waiting.records])
@@ -227,6 +236,7 @@ class Committer(Generic[Result]):
         self._forget(waiting)
         last = stored[-1]
         if isinstance(last, SealingError):  # nothing is written unsealed: who wrote it tries again
+            self._unsealed_at = self._clock.monotonic()
             metrics.UNSEALED.inc(sum(isinstance(each, SealingError) for each in stored))
             log.error("audit_records_unsealed", reason=str(last))
             unsealed = "the key that seals this record cannot be had"

@@ -16,8 +16,12 @@ COMMIT = Histogram(
 QUEUED = Gauge("weir_audit_queued_records", "Records waiting for the disk.")
 SEQUENCE = Gauge("weir_audit_sequence", "The last committed record's number.")
 INTACT = Gauge("weir_audit_intact", "0 while the log is damaged, or its anchors contradict it or are lost.")
+INTACT.set(1)  # until it was read, nothing says otherwise; so with the keys
 WRITABLE = Gauge("weir_audit_writable", "1 while writing works.")
-SEALING = Gauge("weir_audit_sealing", "0 while the keys that seal records cannot be used; nothing is written then.")
+SEALING = Gauge(
+    "weir_audit_sealing", "0 while a key that seals records cannot be used; what it would seal is not written."
+)
+SEALING.set(1)
 ANCHORED = Gauge("weir_audit_anchored_sequence", "The last record whose checkpoint is in etcd.")
 ANCHOR_FAILURES = Counter(
     "weir_audit_anchor_failures_total", "Checkpoints that could not be put into etcd or the bucket."

@@ -169,7 +169,7 @@ def read(registry: Service, plurals: Sequence[str] = (), *, newest: bool = False
     from dataclasses import replace
 
     from libs.resources.codec import unpack
-    from libs.resources.kinds import ATTRIBUTE, BY_MESSAGE, BY_PLURAL
+    from libs.resources.kinds import BY_MESSAGE, BY_PLURAL, attribute_of
     from libs.resources.snapshot import RegistrySnapshot
 
     if newest:
@@ -179,6 +179,5 @@ def read(registry: Service, plurals: Sequence[str] = (), *, newest: bool = False
     found: dict[str, dict[Any, Any]] = {}
     for resource in resources:
         made = unpack(resource)
-        kind = BY_MESSAGE[type(made)]
-        found.setdefault(ATTRIBUTE[kind.plural], {})[kind.entry(resource.metadata.name)] = made
+        found.setdefault(attribute_of(made), {})[BY_MESSAGE[type(made)].entry(resource.metadata.name)] = made
     return replace(RegistrySnapshot(revision=revision), **found)  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ class ControlPlane:
 
     def pages(self) -> Pages:
         """See `libs.service.Paged`: who is to be scraped, as of the newest registry, for Prometheus."""
-        return {"/targets": lambda: targets_of(self._view.snapshot.endpoints.values())}
+        return {"/targets": lambda: targets_of(self._view.snapshot)}
 
     def _look_for_revocation(self, batch: WatchBatch) -> None:
         """No kind that is followed here need have changed."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
-from weir.registry.v1 import registry_pb2
+
+from libs.resources.snapshot import RegistrySnapshot
 
 
-def targets_of(endpoints: Iterable[registry_pb2.Endpoint]) -> bytes:
-    """JSON: a group for each process that has a metrics page. Its job is its service, its instance its name; a target's
-    label with the name of one of a metric's own would rename that one."""
+def targets_of(snapshot: RegistrySnapshot) -> bytes:
+    """JSON: a group for each process that has a metrics page and a lease, ready or not: one that cannot serve has the
+    most to tell. Its job is its service, its instance its name; a target's label with the name of one of a metric's own
+    would rename that one."""
+    endpoints = [*snapshot.endpoints.values(), *snapshot.unready.values()]
     groups = [
         {
             "targets": [each.metrics_address],

@@ -8,6 +8,7 @@ BEHIND = Gauge("weir_records_behind", "Records of the audit log that are not in 
 INTACT = Gauge(
     "weir_records_intact", "0 while the log does not continue what the store has: see `weir records rebuild`."
 )
+INTACT.set(1)  # until it was read, nothing says otherwise
 AVAILABLE = Gauge("weir_records_database_available", "0 while the database cannot be used.")
 BATCH = Histogram(
     "weir_records_batch_seconds",

@@ -110,6 +110,8 @@ class WorkerService:
 
     def endpoint_extra(self) -> Mapping[str, Any]:
         """See `libs.service.Service`."""
+        if self._ready is None:  # the engine has not started
+            return {"pool": self._settings.pool}
         info = self._engine.info
         return {
             "pool": self._settings.pool,

@@ -80,7 +80,10 @@ def test_a1_services_and_etcd_restart_with_rights_in_force(mesh: Mesh) -> None:
     mesh.weir("set", "tenant", "acme", "display_name=Acme", "--reason", "etcd is back")
 
     def registered() -> bool:
-        return "worker-a" in mesh.weir("get", "endpoints").stdout
+        found = mesh.weir_json("get", "endpoints")["resources"]
+        return any(
+            each["metadata"]["name"] == "worker/worker-a" and not each["status"].get("leaving") for each in found
+        )
 
     eventually(registered, what="worker-a's endpoint")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from weir.audit.v1 import audit_pb2
 from weir.records.v1 import records_pb2
 
@@ -17,7 +20,7 @@ from libs.auditlog.layout import lines_of, segments
 from libs.clock import SystemClock
 from libs.errors import Reason, WeirError
 from libs.sealing.vault import VaultError, kept
-from services.audit import eraser
+from services.audit import committer, eraser
 from tests.support.audit import Audit, Link, audit_service, connect, record
 from tests.support.auditfolder import audit_files
 from tests.support.records import Store, records_service
@@ -257,6 +260,33 @@ async def test_without_its_keys_nothing_is_taken_and_nothing_goes_unsealed(tmp_p
         assert found["r2"].record == of(2)
         if harm != "other process":
             assert found["r1"].record == of(1)
+
+
+async def test_a_record_that_cannot_be_sealed_is_told_and_is_no_write_that_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with audit_service(tmp_path, probe_seconds=3600.0) as audit, connect(audit.port) as link:
+        await written(link, of(1))
+        assert REGISTRY.get_sample_value("weir_audit_sealing") == 1
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(audit.service._files._disk, "write", full)
+            with pytest.raises(WeirError):
+                await written(link, of(2))
+        assert REGISTRY.get_sample_value("weir_audit_writable") == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(audit.service._sealing, "_keyring", None)
+            with pytest.raises(WeirError):
+                await written(link, of(3, "globex"))
+        assert REGISTRY.get_sample_value("weir_audit_writable") == 0  # nothing was written
+        await written(link, of(4))
+        assert REGISTRY.get_sample_value("weir_audit_writable") == 1
+        assert REGISTRY.get_sample_value("weir_audit_sealing") == 0  # of another tenant
+        monkeypatch.setattr(committer, "_UNSEALED_SECONDS", 0.0)
+        assert REGISTRY.get_sample_value("weir_audit_sealing") == 1
 
 
 async def test_records_from_before_there_were_keys_are_read_and_said_to_be_beyond_erasure(tmp_path: Path) -> None:

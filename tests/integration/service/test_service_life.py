@@ -12,9 +12,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from weir.registry.v1 import registry_pb2
 
 from libs.config import ServiceSettings
 from libs.registry import EtcdStore, keys
+from libs.registry.snapshot import snapshot_of
 from libs.service import serve
 from libs.service.process import Ready, Running
 from tests.support.etcd import EtcdServer
@@ -141,7 +143,9 @@ async def test_a_taken_port_is_an_error() -> None:
                 pass
 
 
-async def test_the_endpoint_is_there_while_it_serves_and_gone_before_it_drains(tmp_path: Path) -> None:
+async def test_the_endpoint_is_there_while_it_runs_counts_while_it_serves_and_is_gone_before_it_drains(
+    tmp_path: Path,
+) -> None:
     etcd = EtcdServer(tmp_path / "etcd")
     await asyncio.to_thread(etcd.start)
     store = EtcdStore((etcd.endpoint,), tls=None)
@@ -160,15 +164,24 @@ async def _registered_life(store: EtcdStore, endpoint: str) -> None:
         running: Running = await stack.enter_async_context(serve(service, told))
         await service.started.wait()
         assert service.ready is not None
-        assert await _endpoints(store) == []
-        service.ready()
-        await _eventually(store, 1)
-        (value,) = await _endpoints(store)
-        assert f"127.0.0.1:{running.port}" in value
-        assert "127.0.0.1:9" in value
-        assert "tiny@1" in value
         assert service.address == f"127.0.0.1:{running.port}"
-        assert "0.0.0.0" not in value
+        own = registry_pb2.Endpoint(
+            service="worker",
+            instance="worker-0",
+            address=service.address,
+            metrics_address="127.0.0.1:9",
+            zone=told.zone,
+        )
+        own.model_versions.append("tiny@1")
+        unready = registry_pb2.Endpoint(leaving=True)
+        unready.MergeFrom(own)
+        await _eventually(store, unready)
+        service.ready()
+        await _eventually(store, own)
+        service.ready.withdraw()
+        await _eventually(store, unready)
+        service.ready()
+        await _eventually(store, own)
         ending = asyncio.ensure_future(stack.aclose())
         await service.drained.wait()
         assert await _endpoints(store) == []
@@ -176,12 +189,16 @@ async def _registered_life(store: EtcdStore, endpoint: str) -> None:
         await ending
 
 
-async def _endpoints(store: EtcdStore) -> list[str]:
+async def _endpoints(store: EtcdStore) -> list[registry_pb2.Endpoint]:
     listing = await store.get_prefix(keys.key("endpoints", ""))
-    return [pair.value.decode("utf-8", "replace") for pair in listing.kvs]
+    snapshot = snapshot_of(listing.kvs, listing.revision)
+    for each in (found := [*snapshot.endpoints.values(), *snapshot.unready.values()]):
+        assert each.HasField("started_at") is not each.leaving
+        each.ClearField("started_at")
+    return found
 
 
-async def _eventually(store: EtcdStore, count: int) -> None:
+async def _eventually(store: EtcdStore, expected: registry_pb2.Endpoint) -> None:
     async with asyncio.timeout(15):
-        while len(await _endpoints(store)) != count:  # noqa: ASYNC110 - the state of another process
+        while await _endpoints(store) != [expected]:  # noqa: ASYNC110 - the state of another process
             await asyncio.sleep(0.02)

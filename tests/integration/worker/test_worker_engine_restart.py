@@ -14,6 +14,7 @@ from worker_support import MODEL, Rig, rig, submission, until
 
 from libs.errors import Reason
 from libs.registry import EtcdStore, keys
+from libs.registry.snapshot import snapshot_of
 from services.worker import metrics
 from services.worker.engines.process import ProcessEngine
 from services.worker.engines.threaded import ThreadedEngine
@@ -121,8 +122,8 @@ async def test_the_registration_outlives_the_engine(etcd):
     try:
         async with rig(make_engine=in_process, etcd=(etcd.endpoint,), **FAST) as r:
             async with asyncio.timeout(30):
-                while (before := await store.get(key)) is None:  # noqa: ASYNC110 - it registers in its own time
-                    await asyncio.sleep(0.01)
+                while (before := await store.get(key)) is None or not snapshot_of([before], 1).endpoints:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # it registers, and is ready, in its own time
             restarts = value(metrics.RESTARTS)
             kill(r)
             await until(lambda: value(metrics.RESTARTS) > restarts and r.supervised.up)

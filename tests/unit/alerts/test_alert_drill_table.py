@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.alerts.__main__ import FACTOR, LATEST, figures, wrong
-from loadtest.alerts.drills import DRILLS, NOT_DRILLED, QUICK, Result, chosen
+from loadtest.alerts.drills import DRILLS, FASTEST, NOT_DRILLED, QUICK, Result, chosen
 from loadtest.alerts.shortened import INTERVAL, seconds, shortened, windows
 from loadtest.alerts.watch import Watch
 from services.cli.mesh.monitoring import RULES
@@ -70,6 +70,28 @@ def test_a_watch_tells_from_when_to_when_an_alert_fired_and_again() -> None:
     assert [(each.began, each.ended) for each in watch.firings["A"]] == [(0.0, 2.0), (3.0, 4.0)]
     assert [(each.began, each.ended) for each in watch.firings["B"]] == [(1.0, 3.0)]
     assert not watch.firing("A")
+
+
+def test_a_watch_looks_at_the_labels_it_is_told_to_and_at_all_of_other_alerts() -> None:
+    told = [{"alertname": "A", "short_window": "6h"}, {"alertname": "B"}]
+    assert Watch("127.0.0.1:9", {"A": {"short_window": "5m"}}).names(told) == {"B"}
+    assert (
+        Watch("127.0.0.1:9", {"A": {"short_window": "6h"}}).names(told)
+        == Watch("127.0.0.1:9").names(told)
+        == {"A", "B"}
+    )
+
+
+def test_what_is_waited_for_of_an_alert_is_among_its_rules() -> None:
+    rules = [
+        {"alertname": rule.get("alert"), **rule.get("labels", {})}
+        for file in RULES
+        for group in yaml.safe_load((FOLDER / file).read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    assert all(
+        any({"alertname": name, **labels}.items() <= rule.items() for rule in rules) for name, labels in FASTEST.items()
+    )
 
 
 def test_what_counts_is_the_time_beyond_the_rules_own_window() -> None:

@@ -200,6 +200,22 @@ def test_a_full_disk_leaves_no_trace_and_recovers(tmp_path: Path, room: int) -> 
     assert ids(tmp_path) == ["r1", "r2"]
 
 
+def test_what_is_left_of_a_block_is_no_room_for_records(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    log = opened(tmp_path, disk=disk)
+    log.commit([record(1)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.log")}
+    for _ in range(2):
+        disk.set(broken=True, room=4096)
+        with pytest.raises(WriteFailedError, match="space"):
+            log.probe()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.log")} == before
+    disk.set()
+    log.probe()
+    log.close()
+    assert_good(tmp_path, 1)
+
+
 def test_a_failing_sync_is_a_failed_commit(tmp_path: Path) -> None:
     disk = FailingDisk()
     log = opened(tmp_path, disk=disk)

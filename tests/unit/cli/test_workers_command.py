@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 from contextlib import redirect_stdout
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from weir.admission.v1 import admission_pb2 as admission
 from weir.registry.v1 import registry_pb2 as registry
 
+from libs.resources.codec import pack
 from libs.resources.forms import plain
+from services.cli import calls
 from services.cli.commands import workers
 from services.cli.output import print_table
 
@@ -139,3 +141,16 @@ def test_workers_of_a_pool_whose_numbers_differ_are_named() -> None:
     assert len(workers.apart([worker("x", {}), worker("y", {})])) == 2
     [row] = workers.merged([a], [state("a")])
     assert dict(zip(workers._COLUMNS, workers.cells(row), strict=True))["NUMERICS"] == ["aa", "cc"]
+
+
+def test_a_worker_that_is_not_ready_is_not_among_those_that_count() -> None:
+    ready = registry.Endpoint(service="worker", instance="w0", address="h:1")
+    other = registry.Endpoint(service="worker", instance="w1", address="h:2", leaving=True)
+
+    def listed(method: str, **_: Any) -> registry.ListResponse:
+        assert method == "List"
+        return registry.ListResponse(resources=[pack(each) for each in (ready, other)], revision=3)
+
+    snapshot = calls.read(cast(calls.Service, listed), ("endpoints",))
+    assert snapshot.endpoints_of("worker") == [ready]
+    assert list(snapshot.unready.values()) == [other]

@@ -158,6 +158,7 @@ def test_f2_who_is_shown_and_for_how_long(steps: list[tuple[float, list[tuple[st
     """Against the rule: there, or gone without a word for less than the time."""
     lingering, snapshot, now, revision = Lingering(SECONDS), RegistrySnapshot(revision=1), 0.0, 1
     there: set[str] = set()
+    unready: set[str] = set()
     until: dict[str, float] = {}
     for passed, changes in steps:
         now += passed
@@ -174,7 +175,9 @@ def test_f2_who_is_shown_and_for_how_long(steps: list[tuple[float, list[tuple[st
             elif change != "d":
                 until.pop(name, None)
             there = there | {name} if change == "p" else there - {name}
+            unready = unready | {name} if change == "l" else unready - {name}
             assert {instance for _, instance in snapshot.endpoints} == there | until.keys()
+            assert {instance for _, instance in snapshot.unready} == unready
     assert (lingering.next is None) == (not until)
     now += SECONDS
     snapshot = apply_events(snapshot, lingering.over(revision, now), revision)

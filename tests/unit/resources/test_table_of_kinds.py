@@ -10,7 +10,7 @@ from weir.registry.v1 import registry_pb2 as pb
 
 from libs.resources.codec import status_part
 from libs.resources.kind import Kind, Role
-from libs.resources.kinds import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS
+from libs.resources.kinds import ATTRIBUTE, BY_NAME, BY_PLURAL, KINDS, UNREADY
 from libs.resources.snapshot import RegistrySnapshot
 from tests.support.world import applied, observed
 
@@ -31,7 +31,7 @@ def field_at(message: Descriptor, path: str) -> FieldDescriptor:
 
 
 def test_every_collection_of_a_snapshot_is_of_one_kind() -> None:
-    assert set(ATTRIBUTE.values()) == {each.name for each in fields(RegistrySnapshot)} - {"revision", "faults"}
+    assert set(ATTRIBUTE.values()) == {each.name for each in fields(RegistrySnapshot)} - {"revision", "faults", UNREADY}
 
 
 def test_every_part_of_a_resource_is_of_one_kind() -> None:
@@ -89,7 +89,7 @@ def test_names_of_kinds_are_their_own() -> None:
     words = [word for kind in KINDS for word in (kind.plural, *kind.short)]
     assert len(set(words)) == len(words)
     assert len(BY_NAME) == len(KINDS) == len(ATTRIBUTE)
-    collections = set(RegistrySnapshot.__slots__) - {"revision", "faults"}
+    collections = set(RegistrySnapshot.__slots__) - {"revision", "faults", UNREADY}
     assert set(ATTRIBUTE.values()) == collections
     # A prefix that another one begins with would hold that one's keys, too.
     prefixes = [kind.prefix for kind in KINDS]
