@@ -300,8 +300,8 @@ async def rig(
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up, until the block ends. `directory` holds the tokenizer, `settings` are the gateway's; the leaves
-    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives; `seed`: what is in the
-    registry beside `registry`."""
+    `without` which it starts have an address where nobody listens. `rollout`: where it asks for objectives; `seed`:
+    what is in the registry beside `registry`."""
     store = MemoryStore()
     workers = [FakeWorker("worker-a"), FakeWorker("worker-b")]
     for worker in workers:
