@@ -334,7 +334,7 @@ class SafetyClient:
 
 def _end(spans: Sequence[Span], error: Exception | None) -> None:
     for each in spans:
-        each.__exit__(error and type(error), error, None)
+        each.__exit__(None if error is None else type(error), error, None)
 
 
 def _fits(output: pb.OutputReleased, count: int) -> bool:
