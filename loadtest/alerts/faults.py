@@ -343,9 +343,9 @@ async def _patience(site: Site) -> AsyncIterator[None]:
 @asynccontextmanager
 async def misjudged(site: Site) -> AsyncIterator[float]:
     """Most answers end after a few tokens, so that admission keeps little memory for each, and some are long."""
-    vowels = ("a", "e", "i", "o", " ")
-    async with _patience(site), site.load(PATIENT, 24, prompt=24, tokens=_LONGER, stop=vowels) as short:
-        await until(lambda: short.count(200) > _LEARNED, what="short answers")
+    soon = ("a", "e", "i", " ")  # no more than four
+    async with _patience(site), site.load(PATIENT, 24, prompt=24, tokens=_LONGER, stop=soon) as short:
+        await until(lambda: short.count(200) > _LEARNED, what="short answers", within=240.0)
         began = time.monotonic()
         async with site.load(PATIENT, 16, prompt=24, tokens=_LONGER):
             yield began
