@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.audit.v1 import audit_pb2
 
@@ -103,6 +103,7 @@ class Limiter:
         return again
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     ends=st.booleans(),
     kills=st.lists(st.integers(1, 400), max_size=5, unique=True),
