@@ -197,7 +197,8 @@ def test_a_lease_of_rows_that_nobody_settles_is_told_in_rows() -> None:
     one, put = Ledger(settled_retention_ns=60 * SECOND), list[audit_pb2.Record]()
     assert taken(one, rows("r1", 100, spend=7, holder="predictor-0/a"), SECOND)
     one.end_held_by("predictor-0/a", 2 * SECOND)
-    Lapsed(put.append, owns=lambda _: True, source="ratelimit/r-0", clock=ManualClock())(one.forget(100 * SECOND))
+    lapse = Lapsed(put.append, owns=lambda _: True, source="ratelimit/r-0", clock=ManualClock())
+    assert list(lapse(one.forget(100 * SECOND))) == [("acme", "r1")]
     [record] = put
     event = record.request
     assert (event.at_most_rows, event.at_most_tokens, event.at_most_microusd) == (100, 0, 7)
