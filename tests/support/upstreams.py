@@ -63,6 +63,12 @@ class FakeGateway(openai_pb2_grpc.OpenAIServiceServicer, inference_pb2_grpc.Infe
         async for part in self.chat(request, context):
             yield part
 
+    async def CreateEmbedding(  # noqa: N802
+        self, request: httpbody_pb2.HttpBody, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[httpbody_pb2.HttpBody]:
+        self._note(context)
+        yield json_body("{}")
+
     async def GetModel(  # noqa: N802
         self, request: Any, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[httpbody_pb2.HttpBody]:
